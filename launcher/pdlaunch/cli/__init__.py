@@ -1,0 +1,33 @@
+"""The command line: the only package that knows Click. One module a group of commands."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from pdlaunch import __version__
+from pdlaunch.console import Terminal
+from pdlaunch.errors import PdError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="pdlaunch")
+def cli() -> None:
+    """Prefill/decode disaggregated vLLM with push-mode KV transfer, from one recipe."""
+
+
+def main() -> None:
+    """Console entry point: the one boundary where errors become messages and exit codes."""
+    try:
+        cli.main(standalone_mode=False)
+    except PdError as error:
+        Terminal().error(error)
+        sys.exit(error.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)

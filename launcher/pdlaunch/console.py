@@ -1,0 +1,111 @@
+"""The only module that prints: data to stdout, status to stderr, plain lines without a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from pdlaunch.errors import PdError
+
+
+class Bar(Protocol):
+    """One long-running piece of work, as seen by the code that does it."""
+
+    def advance(self, amount: int) -> None: ...
+
+
+class Reporter(Protocol):
+    """What library modules may say while they work. Terminal implements it; tests use a fake."""
+
+    def status(self, message: str) -> None: ...
+
+    def warning(self, message: str) -> None: ...
+
+    def work(self, label: str, total_bytes: int | None = None) -> _BarContext: ...
+
+
+class _BarContext(Protocol):
+    def __enter__(self) -> Bar: ...
+
+    def __exit__(self, *exc: object) -> bool | None: ...
+
+
+class _RichBar:
+    def __init__(self, progress: Progress, task: int) -> None:
+        self._progress = progress
+        self._task = task
+
+    def advance(self, amount: int) -> None:
+        self._progress.advance(self._task, amount)  # type: ignore[arg-type]
+
+
+class _NullBar:
+    def advance(self, amount: int) -> None:
+        pass
+
+
+class Terminal:
+    """rich behind one class. Honours NO_COLOR (rich does) and pipes."""
+
+    def __init__(self) -> None:
+        self._out = Console(highlight=False, soft_wrap=True)
+        self._err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    @property
+    def interactive(self) -> bool:
+        return self._err.is_terminal
+
+    def data(self, text: str) -> None:
+        """Plain text for stdout, never styled or wrapped: scripts read it."""
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+
+    def stream(self, text: str) -> None:
+        """A piece of streamed output for stdout."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def show(self, renderable: object) -> None:
+        """A rich renderable (table, panel) for stdout."""
+        self._out.print(renderable)
+
+    def status(self, message: str) -> None:
+        self._err.print(f"[dim]•[/dim] {escape(message)}")
+
+    def success(self, message: str) -> None:
+        self._err.print(f"[green]✓[/green] {escape(message)}")
+
+    def warning(self, message: str) -> None:
+        self._err.print(f"[yellow]warning:[/yellow] {escape(message)}")
+
+    def error(self, error: PdError) -> None:
+        self._err.print(f"[red]error:[/red] {escape(str(error))}")
+
+    @contextmanager
+    def work(self, label: str, total_bytes: int | None = None) -> Iterator[Bar]:
+        """A progress bar on a terminal, one line at the start on a pipe."""
+        if not self.interactive:
+            self.status(label)
+            yield _NullBar()
+            return
+        columns = [SpinnerColumn(), TextColumn("{task.description}")]
+        if total_bytes is not None:
+            columns += [BarColumn(), DownloadColumn()]  # type: ignore[list-item]
+        columns.append(TimeElapsedColumn())  # type: ignore[arg-type]
+        with Progress(*columns, console=self._err, transient=True) as progress:
+            task = progress.add_task(escape(label), total=total_bytes)
+            yield _RichBar(progress, task)
+        self.status(label)
