@@ -1,0 +1,1 @@
+"""Scripts that run inside an engine's Python. Never imported by pdlaunch itself."""
