@@ -1,0 +1,341 @@
+"""What a recipe may say: frozen, validated objects. Never reads files, plans or starts anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+)
+
+LOCAL_HOST = "local"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Indexes = tuple[Annotated[int, Field(ge=0)], ...]
+
+# Flags that a key of the recipe already decides; a second place to say it would be a way to
+# contradict oneself.
+OWNED_FLAGS: Mapping[str, str] = {
+    "host": "prefill.host and decode.host",
+    "port": "prefill.port and decode.port",
+    "model": "model",
+    "served-model-name": "served_name",
+    "kv-transfer-config": "transfer",
+    "tensor-parallel-size": "tensor_parallel",
+    "pipeline-parallel-size": "prefill.pipeline_parallel",
+    "block-size": "block_size_tokens",
+    "max-model-len": "max_model_len_tokens",
+    "kv-cache-memory-bytes": "kv_cache_gib",
+    "gpu-memory-utilization": "gpu_memory_fraction",
+}
+OWNED_ROUTER_FLAGS: Mapping[str, str] = {
+    "host": "router.host",
+    "port": "router.port",
+    "prometheus-host": "router.host",
+    "prometheus-port": "router.metrics_port",
+    "policy": "router.policy",
+    "prefill": "prefill",
+    "decode": "decode",
+    "vllm-pd-disaggregation": "nothing: it is always on",
+}
+OWNED_ENV: Mapping[str, str] = {
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "prefill.host and decode.host",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "side_channel_port",
+    "VLLM_CPU_OMP_THREADS_BIND": "cores",
+    "VLLM_CPU_KVCACHE_SPACE": "kv_cache_gib",
+    "CUDA_VISIBLE_DEVICES": "devices",
+}
+SECRET_NAME = re.compile(
+    r"(^|[_-])(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API[_-]?KEY|ACCESS[_-]KEY|PRIVATE[_-]KEY)$",
+    re.IGNORECASE,
+)
+
+
+def _env_value(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError('write a quoted string such as "1": true and false mean nothing here')
+    if isinstance(value, int | float):
+        return str(value)
+    return value
+
+
+EnvValue = Annotated[str, BeforeValidator(_env_value)]
+
+
+def _no_owned_flags(args: Mapping[str, Any], owned: Mapping[str, str]) -> Mapping[str, Any]:
+    for flag in args:
+        name = flag.lstrip("-").replace("_", "-")
+        if name in owned:
+            raise ValueError(f"--{name} is decided by {owned[name]}; set that instead")
+        if SECRET_NAME.search(name):
+            raise ValueError(
+                f"--{name} would show a secret in the process list; export it in the environment "
+                "of pdlaunch, which the processes inherit"
+            )
+    return args
+
+
+def _no_owned_env(env: Mapping[str, str]) -> Mapping[str, str]:
+    for name in env:
+        if name in OWNED_ENV:
+            raise ValueError(f"{name} is decided by {OWNED_ENV[name]}; set that instead")
+        if SECRET_NAME.search(name):
+            raise ValueError(
+                f"{name} looks like a secret; export it in the environment of pdlaunch, "
+                "which the processes inherit"
+            )
+    return env
+
+
+class Section(BaseModel):
+    """What all parts of a recipe share: frozen, no unknown keys, no guessing of types."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class ModelShape(Section):
+    """Sizes that decide which parallel layouts are possible."""
+
+    attention_heads: Count = Field(description="Number of attention (query) heads.")
+    kv_heads: Count = Field(description="Number of key/value heads.")
+    layers: Count | None = Field(default=None, description="Number of hidden layers.")
+
+
+class EngineSection(Section):
+    """The engine that both roles run."""
+
+    variant: Literal["cpu", "cuda"] = Field(
+        default="cuda", description="Build of vLLM: cpu, or cuda for NVIDIA devices."
+    )
+    args: Mapping[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Further `vllm serve` flags for both roles, without dashes. true gives the "
+        "flag alone, false its --no- form, null takes an inherited flag away.",
+    )
+    env: Mapping[str, EnvValue] = Field(
+        default_factory=dict, description="Environment of both roles' processes."
+    )
+
+    @field_validator("args")
+    @classmethod
+    def _args(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _no_owned_flags(value, OWNED_FLAGS)
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        return _no_owned_env(value)
+
+
+class TransferSection(Section):
+    """How KV gets from prefill to decode."""
+
+    mode: Literal["push", "pull", "push-upstream"] = Field(
+        default="push",
+        description="push: ours, written while prefill runs. pull: decode reads after prefill. "
+        "push-upstream: stock vLLM's own push connector.",
+    )
+    backends: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")], ...] | None = (
+        Field(
+            default=None,
+            min_length=1,
+            description="NIXL backends, such as UCX or LIBFABRIC. null: NIXL's default, UCX.",
+        )
+    )
+    load_failure_policy: Literal["fail", "recompute"] = Field(
+        default="fail",
+        description="When KV cannot be loaded: fail ends the request with an error, recompute "
+        "prefills it on the decode engine.",
+    )
+    extra: Mapping[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Further keys of kv_connector_extra_config, for both roles.",
+    )
+
+    @field_validator("extra")
+    @classmethod
+    def _extra(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        for key, owner in {"backends": "transfer.backends", "push_impl": "transfer.mode"}.items():
+            if key in value:
+                raise ValueError(f"{key} is decided by {owner}; set that instead")
+        return value
+
+
+class RoleSection(Section):
+    """One role's engines: as many as `replicas`, all alike."""
+
+    replicas: Count = Field(default=1, description="Number of engines.")
+    tensor_parallel: Count = Field(default=1, description="Devices (or CPU workers) a layer.")
+    block_size_tokens: Count = Field(
+        default=64, description="Tokens in a KV block; on CPU a multiple of 32."
+    )
+    max_model_len_tokens: Count | None = Field(
+        default=None, description="Overrides the recipe's max_model_len_tokens for this role."
+    )
+    kv_cache_gib: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="KV cache of one engine in GiB (per device). null: 4 on CPU; what "
+        "gpu_memory_fraction leaves on CUDA.",
+    )
+    gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None,
+        description="Share of a device's memory that the engine may use. null: vLLM's.",
+    )
+    devices: tuple[Indexes, ...] | None = Field(
+        default=None,
+        description="Devices of each replica, such as [[0, 1], [2, 3]]. null: the next free ones.",
+    )
+    cores: tuple[Indexes, ...] | None = Field(
+        default=None,
+        description="CPU cores of each replica's workers. null: spread over what is available.",
+    )
+    host: Annotated[str, StringConstraints(min_length=1)] = Field(
+        default=LOCAL_HOST,
+        description="Address that the role's servers listen on and are reached at. local: this "
+        "machine, loopback only when every role is here.",
+    )
+    port: Port | None = Field(
+        default=None,
+        description="HTTP port of the first replica, the next ones follow. null: a free one.",
+    )
+    side_channel_port: Port | None = Field(
+        default=None,
+        description="NIXL side-channel port of the first replica, the next ones follow. "
+        "null: a free one.",
+    )
+    efa_interfaces: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="EFA interfaces of one engine; above 0 sets libfabric up for EFA."
+    )
+    args: Mapping[str, JsonValue] = Field(
+        default_factory=dict, description="`vllm serve` flags of this role, over engine.args."
+    )
+    env: Mapping[str, EnvValue] = Field(
+        default_factory=dict, description="Environment of this role, over engine.env."
+    )
+
+    @field_validator("args")
+    @classmethod
+    def _args(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _no_owned_flags(value, OWNED_FLAGS)
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        return _no_owned_env(value)
+
+
+class PrefillSection(RoleSection):
+    """The prefill engines (P)."""
+
+    pipeline_parallel: Count = Field(default=1, description="Pipeline stages; prefill only.")
+
+
+class DecodeSection(RoleSection):
+    """The decode engines (D)."""
+
+
+class RouterSection(Section):
+    """vllm-router, the one address that clients talk to."""
+
+    policy: Literal[
+        "random",
+        "round_robin",
+        "cache_aware",
+        "kv_aware",
+        "power_of_two",
+        "consistent_hash",
+        "sticky_least_loaded",
+    ] = Field(default="round_robin", description="How requests spread over replicas.")
+    host: Annotated[str, StringConstraints(min_length=1)] = Field(
+        default=LOCAL_HOST, description="Address that the router listens on. local: loopback."
+    )
+    port: Port | None = Field(default=None, description="HTTP port. null: a free one.")
+    metrics_port: Port | None = Field(
+        default=None, description="Port of the router's own metrics. null: a free one."
+    )
+    args: Mapping[str, JsonValue] = Field(
+        default_factory=dict, description="Further vllm-router flags, without dashes."
+    )
+    env: Mapping[str, EnvValue] = Field(
+        default_factory=dict, description="Environment of the router's process."
+    )
+
+    @field_validator("args")
+    @classmethod
+    def _args(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _no_owned_flags(value, OWNED_ROUTER_FLAGS)
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        return _no_owned_env(value)
+
+
+class TimeoutsSection(Section):
+    """Bounds, not waits: what is ready or dead earlier is seen at once."""
+
+    ready_s: Seconds = Field(
+        default=1800.0, description="From start until the deployment has answered a request."
+    )
+    request_s: Seconds = Field(default=300.0, description="One request of the readiness check.")
+    stop_s: Seconds = Field(
+        default=30.0, description="From asking a process to stop until it is killed."
+    )
+
+
+class Recipe(Section):
+    """One deployment: what to serve, with which engines, and how KV moves between them."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = Field(
+        description="Name of the deployment: lower-case letters, digits, dots and dashes."
+    )
+    model: Annotated[str, StringConstraints(min_length=1)] = Field(
+        description="A hub id (Org/Name), a path (starts with / or ./), "
+        "embedded:smollm2-135m-instruct or random:tiny-qwen3."
+    )
+    served_name: str | None = Field(
+        default=None, description="Name that clients use. null: the model's own."
+    )
+    max_model_len_tokens: Count | None = Field(
+        default=None, description="Longest prompt plus answer. null: the model's own limit."
+    )
+    model_shape: ModelShape | None = Field(
+        default=None,
+        description="For the parallelism checks where the model's config.json is not at hand.",
+    )
+    engine: EngineSection = Field(default_factory=EngineSection)
+    transfer: TransferSection = Field(default_factory=TransferSection)
+    prefill: PrefillSection = Field(default_factory=PrefillSection)
+    decode: DecodeSection = Field(default_factory=DecodeSection)
+    router: RouterSection = Field(default_factory=RouterSection)
+    timeouts: TimeoutsSection = Field(default_factory=TimeoutsSection)
+
+    @property
+    def client_model_name(self) -> str:
+        """The name in a client's `model` field."""
+        if self.served_name:
+            return self.served_name
+        name = self.model.rstrip("/")
+        if ":" in name:
+            return name.partition(":")[2]
+        return name.rpartition("/")[2] if is_path(name) else name
+
+    def role(self, role: Literal["prefill", "decode"]) -> RoleSection:
+        return self.prefill if role == "prefill" else self.decode
+
+
+def is_path(model: str) -> bool:
+    """Whether a recipe's model names a folder rather than a hub id or a model of ours."""
+    return model.startswith(("/", "./", "../"))
