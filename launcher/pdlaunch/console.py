@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -13,7 +13,9 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -34,22 +36,16 @@ class Reporter(Protocol):
 
     def warning(self, message: str) -> None: ...
 
-    def work(self, label: str, total_bytes: int | None = None) -> _BarContext: ...
-
-
-class _BarContext(Protocol):
-    def __enter__(self) -> Bar: ...
-
-    def __exit__(self, *exc: object) -> bool | None: ...
+    def work(self, label: str, total_bytes: int | None = None) -> AbstractContextManager[Bar]: ...
 
 
 class _RichBar:
-    def __init__(self, progress: Progress, task: int) -> None:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
 
     def advance(self, amount: int) -> None:
-        self._progress.advance(self._task, amount)  # type: ignore[arg-type]
+        self._progress.advance(self._task, amount)
 
 
 class _NullBar:
@@ -101,10 +97,10 @@ class Terminal:
             self.status(label)
             yield _NullBar()
             return
-        columns = [SpinnerColumn(), TextColumn("{task.description}")]
+        columns: list[ProgressColumn] = [SpinnerColumn(), TextColumn("{task.description}")]
         if total_bytes is not None:
-            columns += [BarColumn(), DownloadColumn()]  # type: ignore[list-item]
-        columns.append(TimeElapsedColumn())  # type: ignore[arg-type]
+            columns += [BarColumn(), DownloadColumn()]
+        columns.append(TimeElapsedColumn())
         with Progress(*columns, console=self._err, transient=True) as progress:
             task = progress.add_task(escape(label), total=total_bytes)
             yield _RichBar(progress, task)

@@ -7,6 +7,7 @@ import sys
 import click
 
 from pdlaunch import __version__
+from pdlaunch.cli import build, engine, patch
 from pdlaunch.console import Terminal
 from pdlaunch.errors import PdError
 
@@ -15,6 +16,11 @@ from pdlaunch.errors import PdError
 @click.version_option(__version__, prog_name="pdlaunch")
 def cli() -> None:
     """Prefill/decode disaggregated vLLM with push-mode KV transfer, from one recipe."""
+
+
+cli.add_command(build.build)
+cli.add_command(engine.engine)
+cli.add_command(patch.patch)
 
 
 def main() -> None:

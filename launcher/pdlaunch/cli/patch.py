@@ -1,0 +1,89 @@
+"""`pdlaunch patch`: the series as a git branch and back, its checks, its list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pdlaunch import patch_branch, patch_check
+from pdlaunch.console import Terminal
+from pdlaunch.errors import PdError
+from pdlaunch.paths import patches_dir
+from pdlaunch.series import load as load_series
+
+_DEFAULT_FOLDER = Path("build/vllm")
+_FOLDER = click.argument(
+    "folder",
+    metavar="[DIR]",
+    default=_DEFAULT_FOLDER,
+    type=click.Path(file_okay=False, path_type=Path),
+)
+
+
+@click.group()
+def patch() -> None:
+    """Work on the patch series: checkout, edit, export, check."""
+
+
+@patch.command()
+@_FOLDER
+@click.option("--base-only", is_flag=True, help="Only the base, to rebase the series onto.")
+def checkout(folder: Path, base_only: bool) -> None:
+    """Make a git branch of the series in DIR (default: build/vllm)."""
+    terminal = Terminal()
+    series = load_series()
+    patch_branch.checkout(series, folder, terminal, with_patches=not base_only)
+    count = 0 if base_only else len(series.patches)
+    terminal.success(f"vLLM {series.upstream.version} and {_counted(count)} in {folder}")
+
+
+@patch.command()
+@_FOLDER
+def export(folder: Path) -> None:
+    """Write the commits in DIR (default: build/vllm) back as patches."""
+    terminal = Terminal()
+    target = patches_dir()
+    if target.parent.name == "_data":
+        raise PdError(
+            "this pdlaunch is an installed copy, its patches are not yours to change",
+            where=str(target),
+            next_step="run it from a checkout: pip install -e .",
+        )
+    done = patch_branch.export(load_series(), folder, target)
+    for name in done.written:
+        terminal.data(f"written   {name}")
+    for name in done.removed:
+        terminal.data(f"removed   {name}")
+    terminal.success(f"{_counted(len(done.unchanged))} unchanged, in {target}")
+
+
+@patch.command()
+def check() -> None:
+    """Check the series: applies, canonical, complete headers, named tests exist."""
+    terminal = Terminal()
+    series = load_series()
+    problems = patch_check.check(series, patches_dir(), terminal)
+    for problem in problems:
+        terminal.data(str(problem))
+    if problems:
+        raise PdError(
+            f"the series has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+            where=str(patches_dir()),
+            next_step="pdlaunch patch checkout, mend, pdlaunch patch export",
+        )
+    terminal.success(f"{_counted(len(series.patches))}, clean")
+
+
+@patch.command("list")
+def list_patches() -> None:
+    """List the patches in the order in which they apply."""
+    terminal = Terminal()
+    series = load_series()
+    for number, each in enumerate(series.patches, start=1):
+        terminal.data(f"{number:3}  {each.name.removesuffix('.patch')}  {each.subject}")
+    terminal.status(f"{_counted(len(series.patches))} on vLLM {series.upstream.version}")
+
+
+def _counted(number: int) -> str:
+    return f"{number} patch{'' if number == 1 else 'es'}"
