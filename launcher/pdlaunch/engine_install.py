@@ -59,7 +59,7 @@ def complaint(python: Path, version: str) -> str | None:
             capture_output=True,
             text=True,
             check=False,
-            env=_environment() | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+            env=clean_environment() | {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
         )
     except OSError as error:
         return str(error)
@@ -91,7 +91,7 @@ class _Pip:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 check=False,
-                env=_environment(),
+                env=clean_environment(),
             ).returncode
 
     def failure(self, label: str, arguments: Sequence[str], hint: str | None = None) -> PdError:
@@ -160,12 +160,12 @@ def _cuda_major(root: Path) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env=_environment(),
+        env=clean_environment(),
     ).stdout.strip()
     return found.partition(".")[0] or "12"
 
 
-def _environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Ours, without what would make pip or Python look or install outside the environment."""
     unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT")
     kept = {key: value for key, value in os.environ.items() if key not in unwanted}
