@@ -1,0 +1,396 @@
+"""Turns a recipe and facts into a deployment plan. Pure: no files, sockets, clocks or processes."""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+from pdlaunch.engine import Engine
+from pdlaunch.errors import UsageError
+from pdlaunch.plan import DeploymentPlan, ProcessPlan
+from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection
+from pdlaunch.recipe_checks import ROLES, Role, is_loopback, named_ports, workers_per_engine
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_CPU_KV_CACHE_GIB = 4.0
+
+# On other hosts nobody here can see which ports are free, and each host plans for itself: both must
+# come to the same numbers.
+FIXED_PORTS: Mapping[tuple[str, str], int] = {
+    ("prefill", "port"): 8100,
+    ("prefill", "side_channel_port"): 5600,
+    ("decode", "port"): 8200,
+    ("decode", "side_channel_port"): 5700,
+    ("router", "port"): 8000,
+    ("router", "metrics_port"): 29000,
+}
+
+# The router's own defaults would see a dead or returned engine after minutes, and would look for
+# its workers at start every 30 s.
+ROUTER_ARGS: Mapping[str, JsonValue] = {
+    "worker-startup-check-interval": 1,
+    "health-check-interval-secs": 5,
+}
+
+# Made for pdlaunch's own interpreter, not for the engine's.
+PYTHON_ENV = ("PYTHONHOME", "PYTHONPATH")
+# vLLM's older name for the size of the KV cache; an inherited value would override the plan's.
+OLD_KV_CACHE_ENV = "VLLM_CPU_KVCACHE_SPACE"
+
+EFA_ENV: Mapping[str, str] = {
+    "FI_PROVIDER": "efa",
+    "FI_EFA_USE_DEVICE_RDMA": "1",
+    "FI_EFA_ENABLE_SHM": "0",
+    "FI_EFA_ENABLE_SHM_TRANSFER": "0",
+    "FI_EFA_FORK_SAFE": "0",
+    "FI_EFA_MR_MAX_CACHED_COUNT": "524288",
+    "FI_EFA_MR_MAX_CACHED_SIZE": "0",
+    "NCCL_SOCKET_IFNAME": "^lo,docker,veth",
+}
+# Another libfabric on the path would not know EFA, or not this version of it.
+EFA_LIBRARIES = "/opt/amazon/efa/lib"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a plan needs to know about this machine and this launch."""
+
+    launch_id: str
+    cores: tuple[int, ...]
+    # None where nobody could tell.
+    gpus: tuple[str, ...] | None
+    free_ports: tuple[int, ...]
+    local_addresses: frozenset[str]
+    routable_address: str
+    # Names of hosts in the recipe, resolved where that was possible.
+    resolved: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class ModelLocation:
+    """What `vllm serve` gets for a model, and whether that is on this machine."""
+
+    argument: str
+    is_local: bool
+
+
+def ports_needed(recipe: Recipe) -> int:
+    """Free ports that a plan of the recipe may ask for."""
+    return 2 * (recipe.prefill.replicas + recipe.decode.replicas) + 2
+
+
+def plan(recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> DeploymentPlan:
+    """The deployment that a recipe describes, on a machine with these facts."""
+    planner = _Planner(recipe, facts, engine, model)
+    engines = tuple(planner.engines())
+    return DeploymentPlan(
+        name=recipe.name,
+        launch_id=facts.launch_id,
+        model=model.argument,
+        served_name=recipe.client_model_name,
+        mode=recipe.transfer.mode,
+        engine_version=engine.version,
+        largest_block_tokens=max(recipe.prefill.block_size_tokens, recipe.decode.block_size_tokens),
+        processes=(*engines, planner.router(engines)),
+        ready_s=recipe.timeouts.ready_s,
+        request_s=recipe.timeouts.request_s,
+        stop_s=recipe.timeouts.stop_s,
+        notes=tuple(planner.notes),
+    )
+
+
+def transfer_config(transfer: TransferSection, role: Role, engine_id: str) -> dict[str, Any]:
+    """The value of --kv-transfer-config for one engine."""
+    extra: dict[str, Any] = dict(transfer.extra)
+    if transfer.backends is not None:
+        extra["backends"] = list(transfer.backends)
+    if transfer.mode == "push-upstream":
+        extra["push_impl"] = "upstream"
+    config: dict[str, Any] = {
+        "kv_connector": "NixlConnector" if transfer.mode == "pull" else "NixlPushConnector",
+        "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
+        "engine_id": engine_id,
+        "kv_load_failure_policy": transfer.load_failure_policy,
+    }
+    if extra:
+        config["kv_connector_extra_config"] = extra
+    return config
+
+
+def flags(args: Mapping[str, JsonValue]) -> Iterator[str]:
+    """Command-line flags from a mapping: how a recipe's `args` are read."""
+    for name, value in args.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+            continue
+        yield f"--{name}"
+        if isinstance(value, list):
+            yield from (_text(item) for item in value)
+        else:
+            yield _text(value)
+
+
+def overlay(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Flags of several layers, the last wins; dashes and underscores are the same name."""
+    merged: dict[str, JsonValue] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            merged[name.lstrip("-").replace("_", "-")] = value
+    return merged
+
+
+def url(host: str, port: int) -> str:
+    """An http URL; IPv6 addresses get their brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class _Planner:
+    def __init__(self, recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> None:
+        self._recipe = recipe
+        self._facts = facts
+        self._engine = engine
+        self._model = model
+        self.notes: list[str] = []
+        hosts = [recipe.prefill.host, recipe.decode.host]
+        self._all_here = all(self._is_here(host) for host in [*hosts, recipe.router.host])
+        self._loopback_only = all(host == LOCAL_HOST or is_loopback(host) for host in hosts)
+        self._named_ports = {
+            (section, key): getattr(getattr(recipe, section), key) for section, key in FIXED_PORTS
+        }
+        taken = {
+            port
+            for _, _, first, count in named_ports(recipe)
+            for port in range(first, first + count)
+        }
+        self._free_ports = iter([port for port in facts.free_ports if port not in taken])
+        self._cores = self._assign_cores()
+        self._devices = self._assign_devices()
+
+    def engines(self) -> Iterator[ProcessPlan]:
+        for role in ROLES:
+            for replica in range(self._recipe.role(role).replicas):
+                yield self._engine_process(role, replica)
+
+    def router(self, engines: Sequence[ProcessPlan]) -> ProcessPlan:
+        section = self._recipe.router
+        host = LOOPBACK if section.host == LOCAL_HOST else self._resolve(section.host)
+        port = self._port("router", "port", 0)
+        metrics_port = self._port("router", "metrics_port", 0)
+        argv = [
+            str(self._engine.router),
+            "--vllm-pd-disaggregation",
+            *("--policy", section.policy),
+            *("--host", host),
+            *("--port", str(port)),
+            *("--prometheus-host", host),
+            *("--prometheus-port", str(metrics_port)),
+        ]
+        for process in engines:
+            argv += [f"--{process.role}", process.url]
+        argv += flags(overlay(ROUTER_ARGS, section.args))
+        # An address to listen on everywhere is none to connect to.
+        reached_at = LOOPBACK if _is_unspecified(host) else host
+        return ProcessPlan(
+            name="router",
+            role="router",
+            host=reached_at,
+            is_here=self._is_here(section.host),
+            argv=tuple(argv),
+            env=dict(section.env),
+            env_prepend={},
+            env_unset=PYTHON_ENV,
+            url=url(reached_at, port),
+            port=port,
+            metrics_port=metrics_port,
+        )
+
+    def _engine_process(self, role: Role, replica: int) -> ProcessPlan:
+        section = self._recipe.role(role)
+        name = f"{role}-{replica}"
+        host = self._role_address(section)
+        port = self._port(role, "port", replica)
+        side_channel_port = self._port(role, "side_channel_port", replica)
+        cores = self._cores.get(name, ())
+        devices = self._devices.get(name, ())
+        env = self._base_env(section)
+        env |= {**self._recipe.engine.env, **section.env}
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
+        if cores:
+            env["VLLM_CPU_OMP_THREADS_BIND"] = _bind(cores, workers_per_engine(section))
+        if devices:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self._device_name(each) for each in devices)
+        return ProcessPlan(
+            name=name,
+            role=role,
+            host=host,
+            is_here=self._is_here(section.host),
+            argv=tuple(self._engine_argv(role, name, host, port)),
+            env=env,
+            env_prepend={"LD_LIBRARY_PATH": EFA_LIBRARIES} if section.efa_interfaces else {},
+            env_unset=tuple(name for name in (*PYTHON_ENV, OLD_KV_CACHE_ENV) if name not in env),
+            url=url(host, port),
+            port=port,
+            side_channel_port=side_channel_port,
+            cores=cores,
+            devices=devices,
+        )
+
+    def _engine_argv(self, role: Role, name: str, host: str, port: int) -> Iterator[str]:
+        recipe, section = self._recipe, self._recipe.role(role)
+        yield from (str(self._engine.vllm), "serve", self._model.argument)
+        yield from ("--served-model-name", recipe.client_model_name)
+        yield from ("--host", host, "--port", str(port))
+        yield from ("--tensor-parallel-size", str(section.tensor_parallel))
+        if role == "prefill" and recipe.prefill.pipeline_parallel > 1:
+            yield from ("--pipeline-parallel-size", str(recipe.prefill.pipeline_parallel))
+        yield from ("--block-size", str(section.block_size_tokens))
+        longest = section.max_model_len_tokens or recipe.max_model_len_tokens
+        if longest is not None:
+            yield from ("--max-model-len", str(longest))
+        cache_gib = section.kv_cache_gib
+        if cache_gib is None and recipe.engine.variant == "cpu":
+            cache_gib = DEFAULT_CPU_KV_CACHE_GIB
+        if cache_gib is not None:
+            yield from ("--kv-cache-memory-bytes", str(int(cache_gib * 2**30)))
+        if section.gpu_memory_fraction is not None:
+            yield from ("--gpu-memory-utilization", str(section.gpu_memory_fraction))
+        config = transfer_config(
+            recipe.transfer, role, f"{recipe.name}-{name}-{self._facts.launch_id}"
+        )
+        yield from ("--kv-transfer-config", json.dumps(config))
+        yield from flags(overlay(recipe.engine.args, section.args))
+
+    def _base_env(self, section: RoleSection) -> dict[str, str]:
+        env = {"VLLM_NO_USAGE_STATS": "1"}
+        if self._model.is_local:
+            env["HF_HUB_OFFLINE"] = "1"
+        if section.efa_interfaces:
+            env |= EFA_ENV
+        return env
+
+    def _is_here(self, host: str) -> bool:
+        if host == LOCAL_HOST or is_loopback(host) or _is_unspecified(host):
+            return True
+        return self._resolve(host) in self._facts.local_addresses
+
+    def _resolve(self, host: str) -> str:
+        return self._facts.resolved.get(host, host)
+
+    def _role_address(self, section: RoleSection) -> str:
+        if section.host != LOCAL_HOST:
+            return self._resolve(section.host)
+        return LOOPBACK if self._loopback_only else self._facts.routable_address
+
+    def _port(self, section: str, key: str, replica: int) -> int:
+        named: int | None = self._named_ports[section, key]
+        if named is not None:
+            return named + replica
+        if not self._all_here:
+            return FIXED_PORTS[section, key] + replica
+        return next(self._free_ports)
+
+    def _assign_cores(self) -> dict[str, tuple[int, ...]]:
+        if self._recipe.engine.variant != "cpu":
+            return {}
+        assigned: dict[str, tuple[int, ...]] = {}
+        waiting: list[tuple[str, int]] = []
+        for role in ROLES:
+            section = self._recipe.role(role)
+            if not self._is_here(section.host):
+                continue
+            for replica in range(section.replicas):
+                name = f"{role}-{replica}"
+                if section.cores is None:
+                    waiting.append((name, workers_per_engine(section)))
+                else:
+                    assigned[name] = section.cores[replica]
+                    self._known(role, "cores", assigned[name], self._facts.cores)
+        taken = {core for cores in assigned.values() for core in cores}
+        free = [core for core in self._facts.cores if core not in taken] or list(self._facts.cores)
+        return assigned | self._spread(waiting, free)
+
+    def _spread(
+        self, waiting: Sequence[tuple[str, int]], free: Sequence[int]
+    ) -> dict[str, tuple[int, ...]]:
+        workers = sum(count for _, count in waiting)
+        if workers > len(free):
+            self.notes.append(
+                f"{workers} engine workers share {len(free)} cores: it works, and it is slow"
+            )
+        spread: dict[str, tuple[int, ...]] = {}
+        done = 0
+        for name, count in waiting:
+            if workers > len(free):
+                spread[name] = tuple(free[(done + i) % len(free)] for i in range(count))
+            else:
+                first = done * len(free) // workers
+                spread[name] = tuple(free[first : (done + count) * len(free) // workers])
+            done += count
+        return spread
+
+    def _assign_devices(self) -> dict[str, tuple[int, ...]]:
+        if self._recipe.engine.variant != "cuda":
+            return {}
+        taken: dict[str, set[int]] = {}
+        for role in ROLES:
+            section = self._recipe.role(role)
+            for named in section.devices or ():
+                taken.setdefault(self._role_address(section), set()).update(named)
+        assigned: dict[str, tuple[int, ...]] = {}
+        for role in ROLES:
+            section = self._recipe.role(role)
+            on_host = taken.setdefault(self._role_address(section), set())
+            for replica in range(section.replicas):
+                if section.devices is not None:
+                    devices = section.devices[replica]
+                else:
+                    free = (index for index in itertools.count() if index not in on_host)
+                    devices = tuple(itertools.islice(free, workers_per_engine(section)))
+                    on_host.update(devices)
+                assigned[f"{role}-{replica}"] = devices
+                if self._is_here(section.host) and self._facts.gpus is not None:
+                    self._known(role, "devices", devices, range(len(self._facts.gpus)))
+        return assigned
+
+    def _known(self, role: Role, key: str, wanted: Sequence[int], available: Sequence[int]) -> None:
+        missing = [str(index) for index in wanted if index not in available]
+        if missing:
+            there = ", ".join(str(index) for index in available) or "none"
+            raise UsageError(
+                f"{role} needs {key} {', '.join(missing)}, and this machine offers {there}",
+                where=f"{role}.{key}",
+                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel",
+            )
+
+    def _device_name(self, index: int) -> str:
+        gpus = self._facts.gpus
+        # An inherited CUDA_VISIBLE_DEVICES narrows the machine down; indexes count inside it.
+        return gpus[index] if gpus is not None and index < len(gpus) else str(index)
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def _bind(cores: Sequence[int], workers: int) -> str:
+    share = len(cores) / workers
+    return "|".join(
+        ",".join(str(core) for core in cores[int(rank * share) : int((rank + 1) * share)])
+        for rank in range(workers)
+    )
