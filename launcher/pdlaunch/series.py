@@ -9,6 +9,7 @@ import email
 import email.policy
 import hashlib
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,7 +117,8 @@ def file_name(subject: str) -> str:
 
     `[NIXL] Harden handshake listener` becomes `nixl-harden-handshake-listener.patch`.
     """
-    words = re.findall(r"[a-z0-9]+", subject.lower())
+    plain = unicodedata.normalize("NFKD", subject).encode("ascii", "ignore").decode()
+    words = re.findall(r"[a-z0-9]+", plain.lower())
     return "-".join(words) + ".patch"
 
 
