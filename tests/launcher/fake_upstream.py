@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -85,6 +87,10 @@ class FakeUpstream:
     def export(self, folder: Path) -> patch_branch.Export:
         return patch_branch.export(self.series(), folder, self.patches)
 
+    def take(self, patches: Path) -> None:
+        """Takes over patches that were made on another copy of the same upstream."""
+        shutil.copytree(patches, self.patches, dirs_exist_ok=True)
+
     def add_patch(self, folder: Path, subject: str, changes: dict[str, str | None]) -> None:
         """Commits a change in a checkout and exports it."""
         commit(
@@ -139,13 +145,18 @@ def _entry(table: str, project: str, file: Path) -> str:
 
 def _sdist() -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+    # Without the time of day in it, for patches made on one copy must fit another.
+    with gzip.GzipFile(fileobj=out, mode="wb", mtime=0) as packed, _tar(packed) as tar:
         for name, text in SOURCES.items():
             info = tarfile.TarInfo(f"vllm-{VERSION}/{name}")
             info.size = len(text.encode())
             info.mode = 0o644
             tar.addfile(info, io.BytesIO(text.encode()))
     return out.getvalue()
+
+
+def _tar(packed: gzip.GzipFile) -> tarfile.TarFile:
+    return tarfile.open(fileobj=packed, mode="w")
 
 
 def _write_wheel(path: Path, project: str) -> None:

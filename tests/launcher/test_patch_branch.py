@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from conftest import published_in
 from fake_upstream import SOURCES, TRAILERS, FakeReporter, FakeUpstream, commit, git
 from pdlaunch import patch_branch
 from pdlaunch.errors import PdError, UsageError
@@ -74,23 +76,35 @@ HOSTILE_CONFIG = """
 """
 
 
-@pytest.fixture
-def branch(upstream: FakeUpstream, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout with three patches exported from it."""
-    folder = upstream.checkout(tmp_path / "work")
+    root = tmp_path_factory.mktemp("made")
     core = SOURCES["vllm/core.py"]
-    upstream.add_patch(
-        folder,
-        "[NIXL] Harden handshake listener",
-        {"vllm/core.py": core.replace("return 3", "return 33"), "vllm/new.py": "x = 1\n"},
-    )
-    upstream.add_patch(
-        folder,
-        "[Core] Ümläuts in a subject that is long enough to be folded over more than one line",
-        {"vllm/old.py": None, "vllm/crlf.py": SOURCES["vllm/crlf.py"].replace("two", "deux")},
-    )
-    upstream.add_patch(folder, "[Docs] Explain push mode", {"docs/guide.md": "# Guide\n\ntext \n"})
-    return folder
+    long_subject = "Ümläuts in a subject that is long enough to be folded over more than one line"
+    with published_in(root) as upstream:
+        folder = upstream.checkout(root / "work")
+        upstream.add_patch(
+            folder,
+            "[NIXL] Harden handshake listener",
+            {"vllm/core.py": core.replace("return 3", "return 33"), "vllm/new.py": "x = 1\n"},
+        )
+        upstream.add_patch(
+            folder,
+            f"[Core] {long_subject}",
+            {"vllm/old.py": None, "vllm/crlf.py": SOURCES["vllm/crlf.py"].replace("two", "deux")},
+        )
+        upstream.add_patch(
+            folder, "[Docs] Explain push mode", {"docs/guide.md": "# Guide\n\ntext \n"}
+        )
+    return root
+
+
+@pytest.fixture
+def branch(upstream: FakeUpstream, made: Path, tmp_path: Path) -> Path:
+    """A copy of that checkout, and its patches in the test's own upstream."""
+    upstream.take(made / "upstream" / "patches")
+    return shutil.copytree(made / "work", tmp_path / "work")
 
 
 def make_hostile(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
