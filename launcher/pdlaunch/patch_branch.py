@@ -123,13 +123,15 @@ def formatted(folder: Path, commits: Sequence[str]) -> list[bytes]:
     They are formatted in a scratch repository that borrows the objects: the folder's own
     config, attributes, hooks and replaced objects cannot reach it.
     """
-    objects = Path(_line(folder, ["rev-parse", "--absolute-git-dir"])) / "objects"
+    # Names mean nothing in the scratch repository: hashes do.
+    git_dir, *hashes = _line(folder, ["rev-parse", "--absolute-git-dir", *commits]).splitlines()
+    objects = Path(git_dir) / "objects"
     with tempfile.TemporaryDirectory() as tmp:
         scratch = Path(tmp)
         git.output(scratch, ["init", "--quiet", "--bare", "--template=", "."])
         (scratch / "objects" / "info").mkdir(exist_ok=True)
         (scratch / "objects" / "info" / "alternates").write_text(f"{objects}\n", encoding="utf-8")
-        return [git.output(scratch, [*_FORMAT, commit]) for commit in commits]
+        return [git.output(scratch, [*_FORMAT, commit]) for commit in hashes]
 
 
 def export(series: Series, folder: Path, patches: Path) -> Export:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import shutil
 import subprocess
 import tarfile
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+
+import pytest
 
 from pdlaunch import patch_branch, register
 from pdlaunch.console import Bar
@@ -136,6 +139,20 @@ def publish(root: Path) -> FakeUpstream:
     (patches / "series").write_text("# in order\n")
     (patches / "README.md").write_text(f"# Patches\n\n{register.render(())}\n")
     return FakeUpstream(published, patches)
+
+
+@contextmanager
+def published_in(folder: Path) -> Iterator[FakeUpstream]:
+    """The upstream where pip's settings say, and a cache of its own, for as long as it lasts."""
+    made = publish(folder / "upstream")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("PIP_")]:
+            patch.delenv(name)
+        patch.setenv("PIP_CONFIG_FILE", os.devnull)
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(made.published))
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield made
 
 
 def _entry(table: str, project: str, file: Path) -> str:

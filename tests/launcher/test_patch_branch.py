@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import published_in
-from fake_upstream import SOURCES, TRAILERS, FakeReporter, FakeUpstream, commit, git
+from fake_upstream import SOURCES, TRAILERS, FakeReporter, FakeUpstream, commit, git, published_in
 from pdlaunch import patch_branch
 from pdlaunch.errors import PdError, UsageError
 

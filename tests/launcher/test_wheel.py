@@ -16,8 +16,7 @@ from packaging.metadata import Metadata
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from conftest import published_in
-from fake_upstream import SOURCES, TAG, FakeReporter, FakeUpstream
+from fake_upstream import SOURCES, TAG, FakeReporter, FakeUpstream, published_in
 from pdlaunch.errors import PdError
 from pdlaunch.upstream import Variant
 from pdlaunch.wheel import build_wheel
