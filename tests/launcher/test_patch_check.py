@@ -91,7 +91,8 @@ def test_fuzz_is_not_taken(checked: FakeUpstream) -> None:
 
 
 def test_form_that_export_would_change(checked: FakeUpstream) -> None:
-    edit(checked, b"\n---\n", b"\n---\n vllm/core.py | 2 +-\n\n")
+    diff = b"\ndiff --git a/vllm/core.py"
+    edit(checked, diff, b"\n---\n vllm/core.py | 2 +-\n" + diff)
     assert problems(checked) == [
         "core-good.patch: is not in canonical form: pdlaunch patch export rewrites it"
     ]
