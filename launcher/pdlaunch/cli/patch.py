@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from pdlaunch import patch_branch, patch_check
+from pdlaunch import engine, patch_branch, patch_check, patch_tests
 from pdlaunch.console import Terminal
-from pdlaunch.errors import PdError
+from pdlaunch.errors import PdError, UsageError
 from pdlaunch.paths import patches_dir
 from pdlaunch.series import load as load_series
 
@@ -59,13 +59,27 @@ def export(folder: Path) -> None:
 
 
 @patch.command()
-def check() -> None:
-    """Check the series: applies, canonical, complete headers, named tests exist."""
+@click.argument("names", metavar="[PATCH]...", nargs=-1)
+@click.option("--tests", is_flag=True, help="Also run each patch's tests without and with it.")
+def check(names: tuple[str, ...], tests: bool) -> None:
+    """Check the series: applies, canonical, complete headers, named tests exist.
+
+    With --tests, PATCH names those whose tests to run (default: all; minutes a patch).
+    """
     terminal = Terminal()
     series = load_series()
+    only = {f"{name.removesuffix('.patch')}.patch" for name in names}
+    if unknown := only - {patch.name for patch in series.patches}:
+        raise UsageError(f"there is no {min(unknown)}", next_step="see: pdlaunch patch list")
+    if only and not tests:
+        raise UsageError("a PATCH can be named with --tests only")
     problems = patch_check.check(series, patches_dir(), terminal)
     for problem in problems:
         terminal.data(str(problem))
+    if tests and not problems:
+        for problem in patch_tests.check(series, engine.ensure("cpu", terminal), terminal, only):
+            terminal.data(str(problem))
+            problems.append(problem)
     if problems:
         raise PdError(
             f"the series has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
