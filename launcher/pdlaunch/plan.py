@@ -44,7 +44,7 @@ class ProcessPlan(_Plan):
 
 
 class DeploymentPlan(_Plan):
-    """A whole deployment. `stages` start one after the other, each when the one before is ready."""
+    """A whole deployment, of which this machine may run one role only."""
 
     name: str
     launch_id: str
@@ -58,6 +58,7 @@ class DeploymentPlan(_Plan):
     request_s: float
     stop_s: float
     notes: tuple[str, ...]
+    only: ProcessRole | None = None
 
     @property
     def router_url(self) -> str:
@@ -65,9 +66,13 @@ class DeploymentPlan(_Plan):
         return router.url
 
     @property
-    def stages(self) -> tuple[tuple[ProcessPlan, ...], ...]:
-        engines = self.of_role("prefill") + self.of_role("decode")
-        return tuple(stage for stage in (engines, self.of_role("router")) if stage)
+    def own(self) -> tuple[ProcessPlan, ...]:
+        """The processes that this machine starts."""
+        return tuple(process for process in self.processes if self.only in (None, process.role))
 
     def of_role(self, role: ProcessRole) -> tuple[ProcessPlan, ...]:
         return tuple(process for process in self.processes if process.role == role)
+
+    @property
+    def engines(self) -> tuple[ProcessPlan, ...]:
+        return self.of_role("prefill") + self.of_role("decode")

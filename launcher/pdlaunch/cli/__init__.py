@@ -7,7 +7,7 @@ import sys
 import click
 
 from pdlaunch import __version__
-from pdlaunch.cli import build, engine, patch
+from pdlaunch.cli import ask, build, deployment, engine, patch, recipe, up
 from pdlaunch.console import Terminal
 from pdlaunch.errors import PdError
 
@@ -18,6 +18,12 @@ def cli() -> None:
     """Prefill/decode disaggregated vLLM with push-mode KV transfer, from one recipe."""
 
 
+cli.add_command(up.up)
+cli.add_command(deployment.down)
+cli.add_command(deployment.status)
+cli.add_command(deployment.logs)
+cli.add_command(ask.ask)
+cli.add_command(recipe.recipe)
 cli.add_command(build.build)
 cli.add_command(engine.engine)
 cli.add_command(patch.patch)

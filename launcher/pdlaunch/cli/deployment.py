@@ -1,0 +1,148 @@
+"""`pdlaunch down`, `status`, `logs`: the rest of a deployment's life."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+from rich.table import Table
+
+from pdlaunch import deployments
+from pdlaunch.console import Terminal
+from pdlaunch.errors import UsageError
+from pdlaunch.redaction import redact
+from pdlaunch.status import DeploymentStatus, gather
+
+_FOLLOW_EVERY_S = 0.2
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every deployment of this user here.")
+def down(name: str | None, everything: bool) -> None:
+    """Take a deployment down, whatever state it is in. Harmless when nothing is up."""
+    terminal = Terminal()
+    if everything:
+        records = deployments.all_records()
+    else:
+        record = deployments.find(name) if name is not None else deployments.select(None)
+        records = [] if record is None else [record]
+    if not records:
+        terminal.status(f"{name or 'nothing'} is {'not ' if name else ''}up")
+    for record in records:
+        terminal.status(f"taking {record.name} down")
+        deployments.take_down(record, terminal)
+        terminal.success(f"{record.name} is down")
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def status(name: str | None, as_json: bool) -> None:
+    """Show how a deployment is doing, and how much KV moved by which mode."""
+    terminal = Terminal()
+    records = [deployments.need(name)] if name is not None else deployments.all_records()
+    found = [asyncio.run(gather(record)) for record in records]
+    if as_json:
+        data = [asdict(each) for each in found]
+        terminal.data(json.dumps(data[0] if name is not None else data, indent=2))
+        return
+    if not found:
+        terminal.status("nothing is up")
+    for each in found:
+        _show(terminal, each)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.argument("process", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on as the logs grow.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of each.")
+def logs(name: str | None, process: str | None, follow: bool, lines: int | None) -> None:
+    """Print the logs of a deployment, or of one of its processes."""
+    terminal = Terminal()
+    folder = _log_dir(name)
+    paths = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    if process is not None:
+        if process not in paths:
+            raise UsageError(
+                f"no log of a process {process}",
+                where=str(folder),
+                next_step=f"one of: {', '.join(paths) or 'none yet'}",
+            )
+        paths = {process: paths[process]}
+    _print_logs(terminal, paths, follow, lines)
+
+
+def _log_dir(name: str | None) -> Path:
+    # Logs outlive the deployment: after a failed start they are what one wants to read.
+    if name is not None and deployments.find(name) is None:
+        folder = deployments.log_dir(Path(name).name)
+        if folder.is_dir():
+            return folder
+    return deployments.log_dir(deployments.need(name).name)
+
+
+def _print_logs(
+    terminal: Terminal, paths: Mapping[str, Path], follow: bool, lines: int | None
+) -> None:
+    prefixes = {name: f"{name} | " if len(paths) > 1 else "" for name in paths}
+    files: dict[str, BinaryIO] = {name: path.open("rb") for name, path in paths.items()}
+    try:
+        for name, file in files.items():
+            text = file.read().splitlines()
+            for line in text if lines is None else text[len(text) - min(lines, len(text)) :]:
+                _print_line(terminal, prefixes[name], line)
+        while follow:
+            grown = False
+            for name, file in files.items():
+                for line in file.read().splitlines():
+                    grown = True
+                    _print_line(terminal, prefixes[name], line)
+            if not grown:
+                time.sleep(_FOLLOW_EVERY_S)
+    except BrokenPipeError:
+        pass
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def _print_line(terminal: Terminal, prefix: str, line: bytes) -> None:
+    terminal.data(prefix + redact(line.decode("utf-8", "replace")))
+
+
+def _show(terminal: Terminal, status: DeploymentStatus) -> None:
+    terminal.data(
+        f"{status.name}: {status.state}, {status.url}/v1, model {status.model}, KV by "
+        f"{status.transfer_mode}, vLLM {status.engine_version}, up {status.up_s:.0f} s"
+    )
+    table = Table("process", "pid", "health", "KV cache", "running", "waiting", "address")
+    for process in status.processes:
+        is_engine = process.role != "router"
+        table.add_row(
+            process.name,
+            str(process.pid or "-"),
+            "ok" if process.is_healthy else "[red]no answer[/red]",
+            f"{process.kv_cache_usage:.1%}" if is_engine else "",
+            str(process.requests_running) if is_engine else "",
+            str(process.requests_waiting) if is_engine else "",
+            process.url,
+        )
+    terminal.show(table)
+    kv = status.kv
+    moved = f"KV moved: {kv.bytes_moved / 2**20:.2f} MiB in {kv.transfers_completed:.0f} transfers"
+    if status.transfer_mode == "push":
+        moved += (
+            f" ({kv.bytes_during_prefill / 2**20:.2f} MiB during prefill, "
+            f"{kv.bytes_after_prefill / 2**20:.2f} MiB after)"
+        )
+    terminal.data(
+        f"{moved}; {kv.transfers_failed:.0f} failed, {kv.transfers_cancelled:.0f} cancelled"
+    )

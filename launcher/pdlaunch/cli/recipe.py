@@ -1,0 +1,53 @@
+"""`pdlaunch recipe`: look at recipes without starting anything."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import yaml
+
+from pdlaunch import recipe_loader
+from pdlaunch.console import Terminal
+from pdlaunch.recipe import Recipe
+
+
+@click.group()
+def recipe() -> None:
+    """Validate and show recipes, and print their schema."""
+
+
+_overrides = click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key."
+)
+
+
+@recipe.command()
+@click.argument("recipe")
+@_overrides
+def validate(recipe: str, overrides: tuple[str, ...]) -> None:
+    """Check a recipe; name all that is wrong with it."""
+    terminal = Terminal()
+    loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
+    for note in loaded.notes:
+        terminal.warning(note)
+    terminal.success(f"{loaded.path} holds")
+
+
+@recipe.command()
+@click.argument("recipe")
+@_overrides
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def show(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Print a recipe with every key, defaults filled in."""
+    loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
+    data = loaded.recipe.model_dump(mode="json")
+    Terminal().data(
+        json.dumps(data, indent=2) if as_json else yaml.safe_dump(data, sort_keys=False)
+    )
+
+
+@recipe.command()
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors."""
+    Terminal().data(json.dumps(Recipe.model_json_schema(), indent=2))

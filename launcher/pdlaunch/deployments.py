@@ -1,0 +1,205 @@
+"""What is known of deployments, on disk: one folder each, a record, logs, a lock.
+
+Reads and writes state, and takes down what a dead supervisor left; starts nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pdlaunch import leftovers
+from pdlaunch.console import Reporter
+from pdlaunch.errors import PdError, UsageError
+from pdlaunch.paths import state_dir
+from pdlaunch.plan import DeploymentPlan
+
+_RECORD = "deployment.json"
+_POLL_S = 0.1
+# What a supervisor needs beyond its processes' own time: sweeping and writing.
+_STOP_MARGIN_S = 30.0
+
+State = Literal["starting", "ready", "stopping"]
+
+
+class Record(BaseModel):
+    """A deployment that was started and not taken down."""
+
+    model_config = ConfigDict(frozen=True)
+
+    plan: DeploymentPlan
+    state: State
+    supervisor_pid: int
+    # A pid alone may be somebody else's by now.
+    supervisor_created_s: float
+    started_unix_s: float
+    pids: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def supervisor(self) -> psutil.Process | None:
+        """The process that owns the deployment, if it still lives."""
+        with suppress(psutil.Error):
+            process = psutil.Process(self.supervisor_pid)
+            if (
+                abs(process.create_time() - self.supervisor_created_s) < 1
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
+                return process
+        return None
+
+
+def folder(name: str) -> Path:
+    return state_dir() / "deployments" / name
+
+
+def log_dir(name: str) -> Path:
+    return folder(name) / "logs"
+
+
+def create_folder(name: str) -> Path:
+    """A deployment's folder, readable by its owner only: logs may hold prompts."""
+    log_dir(name).mkdir(parents=True, exist_ok=True)
+    folder(name).chmod(0o700)
+    return folder(name)
+
+
+def lock(name: str) -> FileLock:
+    """Held by the supervisor for as long as it lives; the kernel frees it when it is killed."""
+    return FileLock(folder(name) / "lock", timeout=0)
+
+
+def acquire(name: str) -> FileLock:
+    """Take a deployment's name, or say who has it."""
+    create_folder(name)
+    held = lock(name)
+    try:
+        held.acquire()
+    except Timeout:
+        raise already_up(name) from None
+    return held
+
+
+def already_up(name: str) -> UsageError:
+    return UsageError(
+        f"a deployment named {name} is up already, or on its way",
+        where=str(folder(name)),
+        next_step=f"pdlaunch down {name}, or start another beside it with --name",
+    )
+
+
+def write(record: Record) -> None:
+    """Write a record so that readers see the old one or the new one."""
+    target = folder(record.name) / _RECORD
+    draft = target.with_name(f"{_RECORD}.{os.getpid()}")
+    draft.write_text(record.model_dump_json(indent=2), "utf-8")
+    draft.chmod(0o600)
+    draft.replace(target)
+
+
+def read(name: str) -> Record | None:
+    path = folder(name) / _RECORD
+    try:
+        return Record.model_validate_json(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise PdError(
+            f"the record of {name} cannot be read",
+            where=str(path),
+            next_step=f"see that nothing of it runs, then delete {path}",
+        ) from error
+
+
+def remove_record(name: str) -> None:
+    (folder(name) / _RECORD).unlink(missing_ok=True)
+
+
+def all_records() -> list[Record]:
+    names = sorted(path.parent.name for path in state_dir().glob(f"deployments/*/{_RECORD}"))
+    return [record for name in names if (record := read(name)) is not None]
+
+
+def find(name: str) -> Record | None:
+    """The deployment of a name from the command line, if it is up."""
+    # A name from the command line must not lead out of the state folder.
+    return read(name) if name and Path(name).name == name and name not in (".", "..") else None
+
+
+def select(name: str | None) -> Record | None:
+    """The deployment a user means; None where nothing is up and no name was given."""
+    if name is not None:
+        record = find(name)
+        if record is None:
+            raise _unknown(name)
+        return record
+    records = all_records()
+    if len(records) > 1:
+        raise UsageError(
+            f"{len(records)} deployments are up",
+            where="NAME",
+            next_step=f"name one of: {', '.join(record.name for record in records)}",
+        )
+    return records[0] if records else None
+
+
+def need(name: str | None) -> Record:
+    """Like `select`, for commands that make no sense without a deployment."""
+    record = select(name)
+    if record is None:
+        raise UsageError(
+            "nothing is up", next_step="start a deployment: pdlaunch up smollm2-135m-cpu --detach"
+        )
+    return record
+
+
+def _unknown(name: str) -> UsageError:
+    names = [record.name for record in all_records()]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return UsageError(
+        f"no deployment {name} is up",
+        where="NAME",
+        next_step=f"{hint}up now: {', '.join(names) or 'none'}",
+    )
+
+
+def take_down(record: Record, reporter: Reporter) -> None:
+    """End a deployment, whatever state it is in; harmless when it has ended already."""
+    supervisor = record.supervisor()
+    if supervisor is not None:
+        with suppress(psutil.Error):
+            supervisor.terminate()
+        deadline_s = time.monotonic() + record.plan.stop_s + _STOP_MARGIN_S
+        while record.supervisor() is not None and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        if record.supervisor() is not None:
+            reporter.warning(f"the supervisor of {record.name} does not stop; killing it")
+            with suppress(psutil.Error):
+                supervisor.kill()
+    clear(record)
+
+
+def clear(record: Record) -> None:
+    """Remove what a dead supervisor left of its launch, and the record."""
+    survivors = leftovers.sweep(record.plan.launch_id)
+    if survivors:
+        raise PdError(
+            f"processes of {record.name} cannot be killed: {', '.join(map(str, survivors))}",
+            where=str(log_dir(record.name)),
+            next_step="they wait for a device or a disk; try pdlaunch down again later",
+        )
+    current = read(record.name)
+    # Somebody may have started it again meanwhile.
+    if current is not None and current.plan.launch_id == record.plan.launch_id:
+        remove_record(record.name)

@@ -1,0 +1,125 @@
+"""Reads what engines export at /metrics. Interprets names and labels, judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdlaunch.plan import ProcessPlan, TransferMode
+
+_SCRAPE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class _Sample:
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """One engine's metrics at one moment, or none at all where it did not answer."""
+
+    samples: tuple[_Sample, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Metrics:
+        return cls(
+            tuple(
+                _Sample(sample.name, dict(sample.labels), sample.value)
+                for family in text_string_to_metric_families(text)
+                for sample in family.samples
+            )
+        )
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum of the samples of a name that carry these labels; 0 where there are none."""
+        return sum(
+            sample.value
+            for sample in self.samples
+            if sample.name == name
+            and all(sample.labels.get(key) == wanted for key, wanted in labels.items())
+        )
+
+
+async def scrape(client: httpx.AsyncClient, process: ProcessPlan) -> Metrics:
+    """The metrics of one engine; none where it does not answer properly."""
+    try:
+        response = await client.get(f"{process.url}/metrics", timeout=_SCRAPE_TIMEOUT_S)
+        response.raise_for_status()
+        return Metrics.parse(response.text)
+    except (httpx.HTTPError, ValueError):
+        return Metrics()
+
+
+async def scrape_all(
+    client: httpx.AsyncClient, processes: Iterable[ProcessPlan]
+) -> dict[str, Metrics]:
+    """The metrics of several engines, asked at once, by process name."""
+    processes = tuple(processes)
+    found = await asyncio.gather(*(scrape(client, process) for process in processes))
+    return {process.name: metrics for process, metrics in zip(processes, found, strict=True)}
+
+
+@dataclass(frozen=True)
+class KvMovement:
+    """How much KV moved, as the engines count it, since they started."""
+
+    bytes_moved: float
+    bytes_during_prefill: float
+    bytes_after_prefill: float
+    registrations_sent: float
+    registrations_before_prefill_end: float
+    registrations_after_prefill_end: float
+    transfers_completed: float
+    transfers_failed: float
+    transfers_cancelled: float
+    transfer_s: float
+
+    def since(self, earlier: KvMovement) -> KvMovement:
+        """What moved between two moments; engines that restarted count as having begun anew."""
+        return KvMovement(
+            **{name: max(0.0, now - getattr(earlier, name)) for name, now in vars(self).items()}
+        )
+
+
+def kv_movement(
+    mode: TransferMode, prefill: Iterable[Metrics], decode: Iterable[Metrics]
+) -> KvMovement:
+    """Sum up both sides' counters. The side that issues the transfer counts its bytes."""
+    prefill, decode = tuple(prefill), tuple(decode)
+    movers = decode if mode == "pull" else prefill
+
+    def total(of: Iterable[Metrics], name: str, **labels: str) -> float:
+        return sum(metrics.value(name, **labels) for metrics in of)
+
+    bytes_by_nixl = total(movers, "vllm:nixl_bytes_transferred_sum")
+    during = total(prefill, "vllm:nixl_push_bytes_total", phase="during_prefill")
+    after = total(prefill, "vllm:nixl_push_bytes_total", phase="after_prefill")
+    registrations = "vllm:nixl_push_registrations_total"
+    transfers = "vllm:nixl_push_transfers_total"
+    if mode == "push":
+        completed = total(decode, transfers, role="receiver", outcome="completed")
+        failed = total(decode, transfers, role="receiver", outcome="failed")
+        cancelled = total(decode, transfers, role="receiver", outcome="cancelled")
+    else:
+        completed = total(movers, "vllm:nixl_bytes_transferred_count")
+        failed = total(prefill + decode, "vllm:nixl_num_failed_transfers_total")
+        cancelled = 0.0
+    return KvMovement(
+        bytes_moved=during + after if mode == "push" else bytes_by_nixl,
+        bytes_during_prefill=during,
+        bytes_after_prefill=after,
+        registrations_sent=total(decode, registrations, side="sent"),
+        registrations_before_prefill_end=total(prefill, registrations, side="before_prefill_end"),
+        registrations_after_prefill_end=total(prefill, registrations, side="after_prefill_end"),
+        transfers_completed=completed,
+        transfers_failed=failed,
+        transfers_cancelled=cancelled,
+        transfer_s=total(movers, "vllm:nixl_xfer_time_seconds_sum"),
+    )

@@ -1,0 +1,216 @@
+"""Carries a plan out as processes of this machine: start, notice deaths, stop. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pdlaunch import leftovers
+from pdlaunch.errors import PdError
+from pdlaunch.plan import ProcessPlan
+from pdlaunch.redaction import redact
+
+_POLL_S = 0.1
+# A leader that has ended gives its own children this long before they are asked themselves.
+_ORPHAN_GRACE_S = 3.0
+_TAIL_BYTES = 64 * 1024
+_TAIL_LINES = 8
+_CAUSE_LINES = 3
+_LINE_CHARS = 200
+# vLLM's prefix: process, level, date, time, source line.
+_PREFIX = re.compile(r"^(\(\S+ pid=\d+\)\s*)?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
+_CAUSE = re.compile(r"\b\w*(Error|Exception)\b: \S|: error: ")
+# What follows from a cause and is logged after it.
+_CONSEQUENCE = re.compile(r"See root cause above|CancelledError|WorkerProc initialization failed")
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that ended by itself."""
+
+    name: str
+    code: int
+    log: Path
+    lived_s: float
+
+    def error(self) -> PdError:
+        how = (
+            f"was killed by {signal.Signals(-self.code).name}"
+            if self.code < 0
+            else f"exited with code {self.code}"
+        )
+        lines = [f"  | {line}" for line in telling_lines(self.log)]
+        return PdError(
+            "\n".join([f"{self.name} {how} after {self.lived_s:.0f} s", *lines]),
+            where=str(self.log),
+            next_step=f"read the whole log: less {self.log}",
+            exit_code=128 - self.code if self.code < 0 else self.code or 1,
+        )
+
+
+@dataclass(frozen=True)
+class _Child:
+    plan: ProcessPlan
+    popen: subprocess.Popen[bytes]
+    log: Path
+    started_s: float
+
+
+class ProcessBackend:
+    """The processes of one launch."""
+
+    def __init__(
+        self,
+        launch_id: str,
+        log_dir: Path,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._launch_id = launch_id
+        self._log_dir = log_dir
+        self._environ = environ
+        self._children: dict[str, _Child] = {}
+        self._shared_memory: set[Path] = set()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: child.popen.pid for name, child in self._children.items()}
+
+    def log(self, name: str) -> Path:
+        return self._children[name].log
+
+    def lived_s(self, name: str) -> float:
+        return time.monotonic() - self._children[name].started_s
+
+    def start(self, process: ProcessPlan) -> None:
+        """Start one process in a session of its own, its output in a log file."""
+        log = self._log_dir / process.log_name
+        scratch = leftovers.scratch_dir(self._launch_id)
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        with log.open("wb") as output:
+            log.chmod(0o600)
+            try:
+                popen = subprocess.Popen(
+                    process.argv,
+                    env=self._environment(process, scratch),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise PdError(
+                    f"cannot start {process.name}: {error.strerror or error}",
+                    where=process.argv[0],
+                    next_step="check the engine: pdlaunch engine repair cpu (or cuda)",
+                ) from error
+        self._children[process.name] = _Child(process, popen, log, time.monotonic())
+
+    def deaths(self) -> list[Death]:
+        """Processes that have ended, which none may before `stop`."""
+        return [
+            Death(name, code, child.log, time.monotonic() - child.started_s)
+            for name, child in self._children.items()
+            if (code := child.popen.poll()) is not None
+        ]
+
+    async def stop(self, stop_s: float, in_a_hurry: Callable[[], bool]) -> list[int]:
+        """End all processes, politely first; the pids that would not die even so."""
+        kill_at_s = time.monotonic() + stop_s
+        ask_orphans_at_s: float | None = None
+        self._signal_leaders(signal.SIGTERM)
+        while members := self._members():
+            now_s = time.monotonic()
+            if in_a_hurry() or now_s >= kill_at_s:
+                break
+            leaders_ended = all(child.popen.poll() is not None for child in self._children.values())
+            if leaders_ended and ask_orphans_at_s is None:
+                ask_orphans_at_s = now_s + _ORPHAN_GRACE_S
+            elif ask_orphans_at_s is not None and now_s >= ask_orphans_at_s:
+                ask_orphans_at_s = float("inf")
+                # Their leader is gone: what they would have waited for cannot come.
+                kill_at_s = min(kill_at_s, now_s + _ORPHAN_GRACE_S)
+                for member in members:
+                    with suppress(psutil.Error):
+                        member.terminate()
+            await asyncio.sleep(_POLL_S)
+        for member in self._members():
+            with suppress(psutil.Error):
+                member.kill()
+        survivors = await asyncio.to_thread(
+            leftovers.sweep, self._launch_id, frozenset(self._shared_memory)
+        )
+        for child in self._children.values():
+            with suppress(subprocess.TimeoutExpired):
+                child.popen.wait(timeout=1)
+        return survivors
+
+    def _environment(self, process: ProcessPlan, scratch: Path) -> dict[str, str]:
+        env = {
+            name: value for name, value in self._environ.items() if name not in process.env_unset
+        }
+        env |= process.env
+        for name, value in process.env_prepend.items():
+            env[name] = f"{value}:{env[name]}" if env.get(name) else value
+        env["TMPDIR"] = str(scratch)
+        env[leftovers.TAG] = self._launch_id
+        # vLLM renames its processes, which would otherwise overwrite the tag in their memory.
+        env["SPT_NOENV"] = "1"
+        return env
+
+    def _signal_leaders(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            if child.popen.poll() is None:
+                with suppress(ProcessLookupError):
+                    child.popen.send_signal(number)
+
+    def _members(self) -> list[psutil.Process]:
+        """All living processes of the launch: by tag, and by descent where a tag was dropped."""
+        found = {process.pid: process for process in leftovers.tagged(self._launch_id)}
+        for child in self._children.values():
+            with suppress(psutil.Error):
+                leader = psutil.Process(child.popen.pid)
+                for process in (leader, *leader.children(recursive=True)):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found[process.pid] = process
+        self._shared_memory |= leftovers.shared_memory_of(found.values())
+        return list(found.values())
+
+
+def tail(log: Path, lines: int) -> list[str]:
+    """The last lines of a log that say something, shortened and without secrets."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    kept = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return [redact(line)[:_LINE_CHARS] for line in kept[-lines:]]
+
+
+def telling_lines(log: Path) -> list[str]:
+    """What of a dead process's log tells why: its causes, then its last lines."""
+    everything = tail(log, 1000)
+    last = everything[-_TAIL_LINES:]
+    causes = [
+        line
+        for line in everything
+        if _CAUSE.search(line) and not _CONSEQUENCE.search(line) and line not in last
+    ]
+    return [*dict.fromkeys(causes[:_CAUSE_LINES]), *last]
+
+
+def doing(log: Path) -> str:
+    """What a process says it is doing: its last log line, without the logger's prefix."""
+    lines: Sequence[str] = tail(log, 1)
+    return _PREFIX.sub("", lines[0])[:80].strip() if lines else "starting"

@@ -1,0 +1,186 @@
+"""Owns one deployment from its first process to its last: start, wait, watch, take down.
+
+Runs inside `pdlaunch up`, or detached as `python -m pdlaunch.supervisor`. Signal handlers enqueue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+import httpx
+import psutil
+
+from pdlaunch import deployments, readiness
+from pdlaunch.console import Reporter
+from pdlaunch.deployments import Record, State
+from pdlaunch.errors import PdError
+from pdlaunch.guardian import Guardian
+from pdlaunch.plan import DeploymentPlan, ProcessPlan
+from pdlaunch.process_backend import ProcessBackend, doing
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WATCH_EVERY_S = 0.1
+_DEATH_EXPLAINS_S = 5.0
+
+
+class Interrupted(PdError):
+    """Asked to stop: by a signal, or because whoever started us is gone."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}", exit_code=128 + number)
+
+
+class Signals:
+    """Signals as a queue. Arrivals before `pop` are kept, whatever runs meanwhile."""
+
+    def __init__(self) -> None:
+        self._arrived: deque[int] = deque()
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._enqueue) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._arrived)
+
+    def put(self, number: int) -> None:
+        self._arrived.append(number)
+
+    def pop(self) -> int | None:
+        return self._arrived.popleft() if self._arrived else None
+
+    def _enqueue(self, number: int, frame: FrameType | None) -> None:
+        self._arrived.append(number)
+
+
+def supervise(
+    plan: DeploymentPlan,
+    reporter: Reporter,
+    signals: Signals,
+    on_ready: Callable[[], None],
+) -> None:
+    """Bring a deployment up and keep it up. Only ever ends by raising, with all taken down."""
+    held = deployments.acquire(plan.name)
+    try:
+        before = deployments.read(plan.name)
+        if before is not None:
+            reporter.status(f"clearing what a crashed {plan.name} left")
+            deployments.clear(before)
+        asyncio.run(_Supervisor(plan, reporter, signals).run(on_ready))
+    finally:
+        held.release()
+
+
+class _Supervisor:
+    def __init__(self, plan: DeploymentPlan, reporter: Reporter, signals: Signals) -> None:
+        self._plan = plan
+        self._reporter = reporter
+        self._signals = signals
+        self._backend = ProcessBackend(plan.launch_id, deployments.log_dir(plan.name))
+        self._started_unix_s = time.time()
+
+    async def run(self, on_ready: Callable[[], None]) -> None:
+        guardian = Guardian(self._plan.launch_id)
+        try:
+            self._record("starting")
+            await self._until_trouble(on_ready)
+        finally:
+            # Whatever fails here, a full disk or a closed terminal, the processes must end.
+            with suppress(OSError):
+                self._record("stopping")
+                self._reporter.status(f"taking {self._plan.name} down")
+            survivors = await self._backend.stop(
+                self._plan.stop_s, lambda: self._signals.pop() is not None
+            )
+            guardian.dismiss()
+            if not survivors:
+                deployments.remove_record(self._plan.name)
+            else:
+                self._reporter.warning(f"could not kill: {', '.join(map(str, survivors))}")
+
+    async def _until_trouble(self, on_ready: Callable[[], None]) -> None:
+        watching = asyncio.create_task(self._watch())
+        starting = asyncio.create_task(self._start())
+        try:
+            await asyncio.wait((watching, starting), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and starting.exception() is not None:
+                # A death explains a failed request, not the other way round, and a server takes
+                # a moment to end after its engine has.
+                await asyncio.wait((watching,), timeout=_DEATH_EXPLAINS_S)
+            if watching.done():
+                watching.result()
+            starting.result()
+            self._record("ready")
+            on_ready()
+            await watching
+        finally:
+            for task in (watching, starting):
+                task.cancel()
+            await asyncio.gather(watching, starting, return_exceptions=True)
+
+    async def _start(self) -> None:
+        plan = self._plan
+        try:
+            async with asyncio.timeout(plan.ready_s), httpx.AsyncClient() as client:
+                for stage in (plan.engines, plan.of_role("router")):
+                    await self._start_stage(stage, client)
+                if plan.only in (None, "router"):
+                    await readiness.prove(plan, client, self._reporter)
+        except TimeoutError:
+            last = [f"{name}: {doing(self._backend.log(name))}" for name in self._backend.pids]
+            raise PdError(
+                "\n  | ".join([f"not ready after {plan.ready_s:.0f} s", *last]),
+                where=str(deployments.log_dir(plan.name)),
+                next_step="if it was still loading, raise timeouts.ready_s",
+            ) from None
+
+    async def _start_stage(self, stage: Sequence[ProcessPlan], client: httpx.AsyncClient) -> None:
+        own = [process for process in stage if process in self._plan.own]
+        for process in own:
+            self._backend.start(process)
+            self._record("starting")
+        # A router on a host of its own waits for engines that others start.
+        awaited = stage if self._plan.only == "router" else own
+        await readiness.wait_until_healthy(awaited, self._reporter, self._doing, client)
+
+    def _doing(self, process: ProcessPlan) -> str:
+        if process.name in self._backend.pids:
+            return doing(self._backend.log(process.name))
+        return f"waiting for {process.url}"
+
+    async def _watch(self) -> None:
+        while True:
+            self._look()
+            await asyncio.sleep(_WATCH_EVERY_S)
+
+    def _look(self) -> None:
+        number = self._signals.pop()
+        if number is not None:
+            raise Interrupted(number)
+        for death in self._backend.deaths():
+            raise death.error()
+
+    def _record(self, state: State) -> None:
+        deployments.write(
+            Record(
+                plan=self._plan,
+                state=state,
+                supervisor_pid=os.getpid(),
+                supervisor_created_s=psutil.Process().create_time(),
+                started_unix_s=self._started_unix_s,
+                pids=self._backend.pids,
+            )
+        )

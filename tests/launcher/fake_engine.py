@@ -1,0 +1,141 @@
+"""Stands in for `vllm serve` and `vllm-router` in tests of the launcher: same flags, same routes.
+
+FAKE_ENGINE in the environment makes it misbehave: words separated by blanks.
+    dies=CODE      exits with this code at start, after a log like vLLM's
+    deaf           ignores SIGTERM
+    mute           never becomes healthy
+    no_kv          answers, but counts no KV
+    orphan         leaves a child in a session of its own, and shared memory, behind
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.request import Request, urlopen
+
+BYTES_A_PROMPT = 4096
+
+ORPHAN = """
+import mmap, os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+path = "/dev/shm/pdlaunch_test_" + sys.argv[1]
+with open(path, "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+    time.sleep(600)
+"""
+
+program, *argv = sys.argv[1:]
+words = [word.partition("=") for word in os.environ.get("FAKE_ENGINE", "").split()]
+quirks = {name: value for name, _, value in words}
+flags = [(argv[i], argv[i + 1]) for i in range(len(argv) - 1)]
+one = dict(flags)
+counts = {"bytes": 0, "transfers": 0, "prompts": 0}
+
+
+def serve() -> None:
+    if "dies" in quirks:
+        print("(EngineCore pid=7) ERROR 11-29 10:00:00 [core.py:1] ValueError: no such model")
+        print("RuntimeError: Engine core initialization failed. See root cause above.")
+        sys.exit(int(quirks["dies"]))
+    if "deaf" in quirks:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "orphan" in quirks:
+        subprocess.Popen([sys.executable, "-c", ORPHAN, one["--port"]], start_new_session=True)
+    print(f"INFO 11-29 10:00:00 [api.py:1] serving on {one['--port']}", flush=True)
+    server = ThreadingHTTPServer((one["--host"], int(one["--port"])), Handler)
+    server.daemon_threads = True
+    signal_default = signal.getsignal(signal.SIGTERM)
+    if signal_default is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    while True:
+        time.sleep(1)
+
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self.reply(503 if "mute" in quirks else 200, "")
+        else:
+            self.reply(200, metrics())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if program == "vllm-router":
+            for flag in ("--prefill", "--decode"):
+                url = next(value for name, value in flags if name == flag)
+                with urlopen(Request(url + self.path, data=body, method="POST")) as response:
+                    text = response.read().decode()
+        else:
+            count()
+            text = completion(json.loads(body))
+        self.reply(200, text)
+
+    def reply(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+def count() -> None:
+    counts["prompts"] += 1
+    if "no_kv" not in quirks:
+        counts["bytes"] += BYTES_A_PROMPT
+        counts["transfers"] += 1
+
+
+def completion(body: dict) -> str:
+    if not body.get("stream"):
+        return json.dumps({"choices": [{"text": "Paris"}]})
+    pieces = [{"choices": [{"delta": {"content": text}}]} for text in ("Par", "is")]
+    pieces.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    pieces.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
+    return "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+
+
+def metrics() -> str:
+    config = json.loads(one["--kv-transfer-config"])
+    is_prefill = config["kv_role"] == "kv_producer"
+    mover = is_prefill == (config["kv_connector"] == "NixlPushConnector")
+    lines = [
+        "# TYPE vllm:kv_cache_usage_perc gauge",
+        'vllm:kv_cache_usage_perc{engine="0"} 0.25',
+        "# TYPE vllm:request_prefill_time_seconds histogram",
+        f'vllm:request_prefill_time_seconds_bucket{{le="+Inf"}} {counts["prompts"]}',
+        f"vllm:request_prefill_time_seconds_count {counts['prompts']}",
+        f"vllm:request_prefill_time_seconds_sum {counts['prompts'] * 0.001}",
+    ]
+    if mover:
+        lines += [
+            "# TYPE vllm:nixl_bytes_transferred histogram",
+            f'vllm:nixl_bytes_transferred_bucket{{le="+Inf"}} {counts["transfers"]}',
+            f"vllm:nixl_bytes_transferred_count {counts['transfers']}",
+            f"vllm:nixl_bytes_transferred_sum {counts['bytes']}",
+        ]
+    if config["kv_connector"] == "NixlPushConnector":
+        role, side = ("sender", "before_prefill_end") if is_prefill else ("receiver", "sent")
+        lines += [
+            "# TYPE vllm:nixl_push_transfers counter",
+            f'vllm:nixl_push_transfers_total{{role="{role}",outcome="completed"}} '
+            f"{counts['transfers']}",
+            "# TYPE vllm:nixl_push_registrations counter",
+            f'vllm:nixl_push_registrations_total{{side="{side}"}} {counts["transfers"]}',
+            "# TYPE vllm:nixl_push_bytes counter",
+            f'vllm:nixl_push_bytes_total{{phase="during_prefill"}} {counts["bytes"]}',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+serve()

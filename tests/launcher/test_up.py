@@ -1,0 +1,279 @@
+"""`pdlaunch up` and the rest of a deployment's life, with a fake engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launching import Launcher, fake_processes, leftover_files, until
+from pdlaunch import deployments
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(launcher: Launcher) -> object:
+    yield
+    for command in launcher.started:
+        if command.code is not None:
+            continue
+        command.kill(signal.SIGINT)
+        command.wait()
+    assert until(lambda: not fake_processes()), fake_processes()
+    assert until(lambda: not leftover_files()), leftover_files()
+
+
+@pytest.mark.parametrize("mode", ["push", "pull", "push-upstream"])
+def test_up_is_ready_when_kv_moved_by_the_recipes_mode(launcher: Launcher, mode: str) -> None:
+    command = launcher.begin("up", launcher.recipe("a"), "--set", f"transfer.mode={mode}")
+    command.until("a is ready: http://127.0.0.1:")
+    assert f"KV moved by {mode}" in command.errors.read_text()
+    command.kill(signal.SIGINT)
+    assert command.wait() == 130
+    assert deployments.read("a") is None
+
+
+def test_detached_life(launcher: Launcher) -> None:
+    code, out, err = launcher.run("up", launcher.recipe("a"), "--detach", "--json")
+    assert code == 0, err
+    assert json.loads(out)["name"] == "a"
+
+    code, out, _ = launcher.run("status", "a", "--json")
+    status = json.loads(out)
+    assert code == 0
+    assert status["is_healthy"] is True
+    assert [process["name"] for process in status["processes"]] == [
+        "prefill-0",
+        "decode-0",
+        "router",
+    ]
+    assert status["kv"]["bytes_during_prefill"] > 0
+
+    code, out, err = launcher.run("ask", "a", "What is the capital of France?")
+    assert (code, out) == (0, "Paris\n")
+    assert "TTFT" in err and "transfer mode push: 4 KiB pushed" in err
+
+    code, out, _ = launcher.run("ask", "a", "Capital?", "--json")
+    assert json.loads(out)["text"] == "Paris"
+    assert json.loads(out)["kv"]["registrations_before_prefill_end"] == 1
+
+    code, out, _ = launcher.run("logs", "a", "prefill-0")
+    assert (code, "serving on" in out) == (0, True)
+    code, out, _ = launcher.run("logs")
+    assert "decode-0 | INFO" in out
+
+    code, _, err = launcher.run("up", launcher.recipe("a"))
+    assert code == 2 and "a deployment named a is up already" in err
+
+    assert launcher.run("down", "a")[0] == 0
+    assert not fake_processes()
+    assert launcher.run("down", "a")[0] == 0
+    assert launcher.run("status")[0] == 0
+
+
+def test_engine_that_dies_at_start_is_reported_with_cause_and_log(launcher: Launcher) -> None:
+    code, _, err = launcher.run(
+        "up", launcher.recipe("a", "decode: {env: {FAKE_ENGINE: dies=7}}\n")
+    )
+    assert code == 7
+    assert "decode-0 exited with code 7" in err
+    assert "ValueError: no such model" in err
+    assert f"where: {deployments.log_dir('a') / 'decode-0.log'}" in err
+    assert "Traceback" not in err
+    assert deployments.read("a") is None
+
+
+def test_detached_start_that_fails_reports_the_same(launcher: Launcher) -> None:
+    code, _, err = launcher.run(
+        "up", launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: dies=7}}\n"), "--detach"
+    )
+    assert code == 7
+    assert "prefill-0 exited with code 7" in err and "ValueError: no such model" in err
+
+
+def test_kv_that_does_not_move_is_a_failed_start(launcher: Launcher) -> None:
+    extra = "prefill: {env: {FAKE_ENGINE: no_kv}}\ndecode: {env: {FAKE_ENGINE: no_kv}}\n"
+    code, _, err = launcher.run("up", launcher.recipe("a", extra))
+    assert code == 1
+    assert "no KV moved by push" in err
+
+
+def test_start_that_takes_too_long_tells_what_each_process_was_doing(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "decode: {env: {FAKE_ENGINE: mute}}\n")
+    code, _, err = launcher.run("up", recipe, "--set", "timeouts.ready_s=2")
+    assert code == 1
+    assert "not ready after 2 s" in err and "decode-0: serving on" in err
+    assert "timeouts.ready_s" in err
+
+
+def test_process_that_ignores_sigterm_is_killed_after_stop_s(launcher: Launcher) -> None:
+    command = launcher.begin("up", launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: deaf}}\n"))
+    command.until("is ready")
+    started = time.monotonic()
+    command.kill(signal.SIGTERM)
+    assert command.wait() == 143
+    assert time.monotonic() - started >= 3
+
+
+def test_second_signal_does_not_wait_for_stop_s(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: deaf}}\n")
+    command = launcher.begin("up", recipe, "--set", "timeouts.stop_s=600")
+    command.until("is ready")
+    command.kill(signal.SIGINT)
+    command.until("taking a down")
+    command.kill(signal.SIGINT)
+    started = time.monotonic()
+    assert command.wait() == 130
+    assert time.monotonic() - started < 60
+
+
+def test_children_that_left_their_session_and_shared_memory_go_too(launcher: Launcher) -> None:
+    command = launcher.begin("up", launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: orphan}}\n"))
+    command.until("is ready")
+    assert leftover_files()
+    command.kill(signal.SIGINT)
+    assert command.wait() == 130
+
+
+def test_supervisor_that_is_killed_leaves_nothing_running(launcher: Launcher) -> None:
+    command = launcher.begin(
+        "up", launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: orphan deaf}}\n")
+    )
+    command.until("is ready")
+    command.kill(signal.SIGKILL)
+    assert command.wait() == 137
+    assert until(lambda: not fake_processes())
+    _, out, _ = launcher.run("status", "--json")
+    assert json.loads(out)[0]["state"] == "crashed"
+    assert launcher.run("down")[0] == 0
+    assert deployments.read("a") is None
+
+
+def test_starter_of_a_detached_deployment_that_is_killed_early_takes_it_along(
+    launcher: Launcher,
+) -> None:
+    recipe = launcher.recipe("a", "decode: {env: {FAKE_ENGINE: mute}}\n")
+    command = launcher.begin("up", recipe, "--detach")
+    command.until("prefill-0 is up")
+    command.kill(signal.SIGKILL)
+    command.wait()
+    assert until(lambda: deployments.read("a") is None)
+
+
+def test_crashed_deployment_is_cleared_by_the_next_up(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a")
+    assert launcher.run("up", recipe, "--detach")[0] == 0
+    record = deployments.read("a")
+    assert record is not None
+    guardians = [
+        process for process in fake_processes() if "pdlaunch.guardian" in process.cmdline()
+    ]
+    # As when the machine's memory ran out: nobody is left to clean up.
+    for process in (*guardians, psutil.Process(record.supervisor_pid)):
+        process.kill()
+    assert len(fake_processes()) >= 3
+    code, _, err = launcher.run("up", recipe, "--detach")
+    assert code == 0 and "clearing what a crashed a left" in err
+    assert launcher.run("down", "a")[0] == 0
+
+
+def test_interrupted_at_any_moment_leaves_nothing(launcher: Launcher) -> None:
+    extra = "prefill: {env: {FAKE_ENGINE: orphan}}\n"
+    started = time.monotonic()
+    whole = launcher.begin("up", launcher.recipe("whole", extra))
+    whole.until("is ready")
+    lasts_s = time.monotonic() - started
+    whole.kill(signal.SIGINT)
+    whole.wait()
+    moments = random.Random(11)
+    for batch in range(5):
+        names = [f"moment-{batch}-{number}" for number in range(4)]
+        commands = [
+            launcher.begin("up", launcher.recipe(name, extra), *(["--detach"] * (number % 2)))
+            for number, name in enumerate(names)
+        ]
+        # Four at once take longer than one: the moments fall before, in and behind every step.
+        waits = sorted(
+            ((moments.uniform(0, 3 * lasts_s), command) for command in commands),
+            key=lambda pair: pair[0],
+        )
+        begun = time.monotonic()
+        for wait_s, command in waits:
+            time.sleep(max(0.0, begun + wait_s - time.monotonic()))
+            command.kill(moments.choice([signal.SIGINT, signal.SIGTERM]))
+        for number, (name, command) in enumerate(zip(names, commands, strict=True)):
+            code = command.wait()
+            if number % 2 and code == 0:
+                # It had detached already: the signal came for nobody.
+                assert launcher.run("down", name)[0] == 0
+            else:
+                assert code in (130, 143), command.errors.read_text()
+            assert deployments.read(name) is None
+        assert not fake_processes()
+        assert not leftover_files()
+
+
+def test_engine_that_dies_later_is_reported_and_takes_the_rest_down(launcher: Launcher) -> None:
+    command = launcher.begin("up", launcher.recipe("a"))
+    command.until("is ready")
+    record = deployments.read("a")
+    assert record is not None
+    os.kill(record.pids["decode-0"], signal.SIGKILL)
+    assert command.wait() == 137
+    assert "decode-0 was killed by SIGKILL" in command.errors.read_text()
+
+
+def test_only_starts_one_role_under_a_name_of_its_own(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "decode: {host: 203.0.113.9}\n")
+    command = launcher.begin("up", recipe, "--only", "prefill")
+    command.until("a-prefill is up")
+    record = deployments.read("a-prefill")
+    assert record is not None and list(record.pids) == ["prefill-0"]
+    code, _, err = launcher.run("up", recipe, "--only", "decode")
+    assert code == 2 and "belongs to 203.0.113.9" in err
+    code, _, err = launcher.run("up", recipe)
+    assert code == 2 and "where: decode.host" in err
+
+
+def test_taken_port_is_named_before_anything_starts(launcher: Launcher) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        code, _, err = launcher.run("up", launcher.recipe("a"), "--set", f"prefill.port={port}")
+    assert code == 2
+    assert f"port {port} is taken by process " in err
+    assert "where: prefill.port" in err
+    assert not deployments.folder("a").exists()
+
+
+def test_missing_engine_program_is_a_message(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "engine" / "vllm").unlink()
+    code, _, err = launcher.run("up", launcher.recipe("a"))
+    assert code == 1
+    assert "cannot start prefill-0: No such file" in err
+    assert "Traceback" not in err
+
+
+def test_dry_run_touches_nothing(launcher: Launcher, state: Path) -> None:
+    code, out, _ = launcher.run("up", launcher.recipe("a"), "--dry-run")
+    assert code == 0
+    assert "--kv-transfer-config" in out and "# prefill-0: http://127.0.0.1:" in out
+    code, out, _ = launcher.run("up", launcher.recipe("a"), "--dry-run", "--json")
+    assert json.loads(out)["name"] == "a"
+    assert not state.exists()
+
+
+def test_secrets_of_the_environment_are_not_shown(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    recipe = launcher.recipe("a")
+    _, out, _ = launcher.run("up", recipe, "--dry-run", "--set", "served_name=hf_verysecret")
+    assert "hf_verysecret" not in out and "<HF_TOKEN>" in out
