@@ -1,0 +1,45 @@
+# The verbs people type. Everything runs from .venv, which the first of them makes.
+PYTHON ?= python3
+BIN := .venv/bin
+SET_UP := .venv/set-up
+DEMO := smollm2-135m-cpu
+
+.PHONY: help demo test test-slow lint format clean
+
+help:
+	@echo "make demo       one question to a real model over prefill and decode, from nothing"
+	@echo "make test       all tests that a change must pass"
+	@echo "make test-slow  what takes too long for every change"
+	@echo "make lint       ruff and mypy"
+	@echo "make format     let ruff format the code"
+	@echo "make clean      remove .venv and caches of tools; engines and models stay cached"
+
+$(SET_UP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+# Whatever happens in between, all is taken down at the end.
+demo: $(SET_UP)
+	@trap '$(BIN)/pdlaunch down $(DEMO)' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	$(BIN)/pdlaunch up $(DEMO) --detach && \
+	$(BIN)/pdlaunch ask $(DEMO) "What is the capital of France?" && \
+	$(BIN)/pdlaunch status $(DEMO)
+
+test: $(SET_UP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(SET_UP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(SET_UP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(SET_UP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
