@@ -1,10 +1,13 @@
 """Engine environments: a virtual environment per variant and series, in the user's cache.
 
-Built in place, for its scripts hold its path; a marker written last tells a finished one.
+Each holds the patched vLLM alone and stands on an environment of the packages that vLLM needs,
+which all series on one base share. Both are built in place, for their scripts hold their path;
+a marker written last tells a finished one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -63,44 +66,49 @@ def planned(variant: Variant) -> Engine:
 
 def is_ready(engine: Engine) -> bool:
     """Whether the environment is complete, by its marker and programs alone: milliseconds."""
-    return _marker_of(engine.root) == _marker(engine) and all(
-        os.access(program, os.X_OK) for program in (engine.python, engine.vllm, engine.router)
-    )
+    return _is_ready(engine, _packages(engine.variant, load_series()))
 
 
 def ensure(variant: Variant, reporter: Reporter) -> Engine:
     """The engine of a variant, built when it is missing or broken."""
     series = load_series()
-    engine = _engine(variant, series)
-    if not is_ready(engine):
+    engine, packages = _engine(variant, series), _packages(variant, series)
+    if not _is_ready(engine, packages):
         with _locked(engine.root, reporter):
-            if not is_ready(engine):
-                _build(engine, series, reporter)
+            if not _is_ready(engine, packages):
+                _build(engine, packages, series, reporter)
     return engine
 
 
 def repair(variant: Variant, reporter: Reporter) -> Engine:
     """Checks an engine by importing what it needs, and builds it again when that fails."""
     series = load_series()
-    engine = _engine(variant, series)
+    engine, packages = _engine(variant, series), _packages(variant, series)
     with _locked(engine.root, reporter):
-        if is_ready(engine):
+        if _is_ready(engine, packages):
             with reporter.work(f"checking {engine.name}"):
                 complaint = engine_install.complaint(engine.python, engine.version)
             if complaint is None:
                 return engine
             reporter.warning(f"{engine.name} is broken: {complaint}")
-        _build(engine, series, reporter)
+            # Whichever layer is at fault: neither may be taken for a good one.
+            (packages / _MARKER).unlink(missing_ok=True)
+        _build(engine, packages, series, reporter)
     return engine
+
+
+def packages_of(engine: Engine) -> Path:
+    """The environment of packages that a ready engine stands on."""
+    marker = _marker_of(engine.root)
+    return _packages_dir() / str(marker["packages"] if isinstance(marker, dict) else "")
 
 
 def installed() -> list[Installed]:
     """The environments in the cache, by name."""
     current = {planned(variant).root for variant in VARIANTS}
-    found = [root for root in _engines_dir().glob("*-py*") if root.is_dir()]
     return [
         Installed(root.name, root, _marker_of(root) is not None, root in current)
-        for root in sorted(found)
+        for root in _environments(_engines_dir())
     ]
 
 
@@ -119,18 +127,28 @@ def remove(name: str, reporter: Reporter) -> None:
                 where=f"process {', '.join(users)}",
                 next_step="take the deployment down first: pdlaunch down",
             )
-        # The marker goes first: a removal cut short must not leave a complete-looking rest.
-        (root / _MARKER).unlink(missing_ok=True)
-        shutil.rmtree(root)
+        _delete(root)
+    _delete_unused_packages(reporter)
 
 
 def _engines_dir() -> Path:
     return cache_dir() / "engines"
 
 
+def _packages_dir() -> Path:
+    return cache_dir() / "engine-packages"
+
+
+def _environments(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*-py*") if path.is_dir())
+
+
+def _python_tag() -> str:
+    return f"py{sys.version_info.major}{sys.version_info.minor}"
+
+
 def _engine(variant: Variant, series: Series) -> Engine:
-    python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    root = _engines_dir() / f"{variant}-{series.hash[:12]}-{python}"
+    root = _engines_dir() / f"{variant}-{series.hash[:12]}-{_python_tag()}"
     return Engine(
         variant=variant,
         root=root,
@@ -142,28 +160,76 @@ def _engine(variant: Variant, series: Series) -> Engine:
     )
 
 
-def _build(engine: Engine, series: Series, reporter: Reporter) -> None:
-    shutil.rmtree(engine.root, ignore_errors=True)
+def _packages(variant: Variant, series: Series) -> Path:
+    """They depend on the published wheel's metadata and on what pdlaunch itself adds."""
+    needs = [series.upstream.wheel(variant).sha256, *engine_install.TOOLS]
+    key = hashlib.sha256("\n".join(needs).encode()).hexdigest()[:12]
+    return _packages_dir() / f"{variant}-{key}-{_python_tag()}"
+
+
+def _packages_are_ready(packages: Path) -> bool:
+    programs = (packages / "bin" / "python", packages / "bin" / "vllm-router")
+    return _marker_of(packages) is not None and _executable(*programs)
+
+
+def _executable(*programs: Path) -> bool:
+    return all(os.access(program, os.X_OK) for program in programs)
+
+
+def _is_ready(engine: Engine, packages: Path) -> bool:
+    programs = (engine.python, engine.vllm, engine.router)
+    return _marker_of(engine.root) == _marker(engine, packages) and _executable(*programs)
+
+
+def _build(engine: Engine, packages: Path, series: Series, reporter: Reporter) -> None:
     wheel = build_wheel(engine.variant, cache_dir() / "wheels", reporter, series=series)
     reporter.status(f"building the {engine.variant} engine in {engine.root}")
-    engine_install.install(engine.root, engine.variant, wheel, reporter)
-    with reporter.work("checking the engine"):
-        complaint = engine_install.complaint(engine.python, engine.version)
-    if complaint is not None:
-        raise PdError(
-            f"the engine was installed but does not work: {complaint}",
-            where=str(engine_install.log_file(engine.root)),
-            next_step=f"build it again: pdlaunch engine repair {engine.variant}",
-        )
-    part = engine.root / f"{_MARKER}.part"
-    part.write_text(json.dumps(_marker(engine), indent=2) + "\n", encoding="utf-8")
-    part.replace(engine.root / _MARKER)
+    # Locked to the end: packages that no marker names yet must not be taken for unused ones.
+    with _locked(packages, reporter):
+        if not _packages_are_ready(packages):
+            _delete(packages)
+            engine_install.install_packages(packages, engine.variant, wheel, reporter)
+            _mark(packages, {"tools": list(engine_install.TOOLS)})
+        _delete(engine.root)
+        engine_install.install_vllm(engine.root, packages, wheel, reporter)
+        with reporter.work("checking the engine"):
+            complaint = engine_install.complaint(engine.python, engine.version)
+        if complaint is not None:
+            (packages / _MARKER).unlink()
+            raise PdError(
+                f"the engine was installed but does not work: {complaint}",
+                where=str(engine_install.log_file(packages)),
+                next_step=f"build it again: pdlaunch engine repair {engine.variant}",
+            )
+        _mark(engine.root, _marker(engine, packages))
 
 
-def _marker(engine: Engine) -> dict[str, object]:
-    # What pdlaunch itself asks for is part of the identity: a later pdlaunch that wants
-    # another NIXL must not take this environment for its own.
-    return {"version": engine.version, "tools": list(engine_install.TOOLS)}
+def _delete(root: Path) -> None:
+    # The marker goes first: a removal cut short must not leave a complete-looking rest.
+    (root / _MARKER).unlink(missing_ok=True)
+    if root.exists():
+        shutil.rmtree(root)
+
+
+def _delete_unused_packages(reporter: Reporter) -> None:
+    """Removes the packages that no engine stands on any more."""
+    markers = [_marker_of(each.root) for each in installed()]
+    used = {marker.get("packages") for marker in markers if isinstance(marker, dict)}
+    for root in _environments(_packages_dir()):
+        # One that is being built is locked, and no engine names it yet.
+        with _locked(root, reporter):
+            if root.name not in used:
+                _delete(root)
+
+
+def _mark(root: Path, content: object) -> None:
+    part = root / f"{_MARKER}.part"
+    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    part.replace(root / _MARKER)
+
+
+def _marker(engine: Engine, packages: Path) -> dict[str, object]:
+    return {"version": engine.version, "packages": packages.name}
 
 
 def _marker_of(root: Path) -> object:

@@ -1,4 +1,8 @@
-"""Fills an engine environment: pip in a subprocess, phase by phase, its output in a log."""
+"""Fills the two layers of an engine with pip: the packages it needs, and the patched vLLM.
+
+The packages are gigabytes and minutes and the same for every series; vLLM is seconds. pip runs
+in a subprocess, phase by phase, its output in a log.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,12 @@ from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError
 from pdlaunch.upstream import Variant
 
-NIXL = "1.5.1"
-TOOLS = (
-    f"nixl=={NIXL}",
-    "vllm-router>=0.1.17,<0.2",
-    # The two that transformers needs to convert the embedded model.
-    "accelerate>=1,<2",
-    "gguf>=0.17,<1",
-)
+_NIXL = "1.5.1"
+_ROUTER = "vllm-router>=0.1.17,<0.2"
+# What transformers needs to convert the embedded model.
+_CONVERTERS = ("accelerate>=1,<2", "gguf>=0.17,<1")
+
+TOOLS = (f"nixl=={_NIXL}", _ROUTER, *_CONVERTERS)
 
 # Where PyTorch's CPU builds come from when pip's own sources don't have them.
 _TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -35,23 +37,37 @@ def log_file(root: Path) -> Path:
     return root / "install.log"
 
 
-def install(root: Path, variant: Variant, wheel: Path, reporter: Reporter) -> None:
-    """Makes the virtual environment and installs torch, the patched wheel, NIXL and the tools."""
-    root.mkdir(parents=True)
+def install_packages(root: Path, variant: Variant, wheel: Path, reporter: Reporter) -> None:
+    """Makes an environment of all that vLLM needs, and of NIXL, the router and the tools."""
     _create(root)
     pip = _Pip(root, reporter)
-    torch = _torch_requirement(wheel)
+    torch, others = _requirements(wheel)
     _install_torch(pip, torch, variant)
-    pip.install(f"installing {wheel.name}", [str(wheel)])
+    pip.install("installing what vLLM needs", others)
     # The meta package asks for the builds of both CUDA majors: gigabytes, for one that is used.
-    build = f"nixl-cu{_cuda_major(root)}=={NIXL}"
+    build = f"nixl-cu{_cuda_major(root)}=={_NIXL}"
     pip.install(f"installing {build}", [build])
-    pip.install(f"installing nixl {NIXL}", ["--no-deps", f"nixl=={NIXL}"])
-    pip.install("installing the router and tools", [t for t in TOOLS if not t.startswith("nixl")])
+    pip.install(f"installing nixl {_NIXL}", ["--no-deps", f"nixl=={_NIXL}"])
+    pip.install("installing the router and tools", [_ROUTER, *_CONVERTERS])
+
+
+def install_vllm(root: Path, packages: Path, wheel: Path, reporter: Reporter) -> None:
+    """Makes an environment of the patched vLLM alone, on top of one that has its packages."""
+    _create(root, "--without-pip")
+    hook = f"import site; site.addsitedir({str(site_packages(packages))!r})\n"
+    (site_packages(root) / "pdlaunch_packages.pth").write_text(hook, encoding="utf-8")
+    own = ["--python", str(root / "bin" / "python")]
+    _Pip(packages, reporter, log_file(root), own).install(
+        f"installing {wheel.name}", ["--no-deps", "--no-index", str(wheel)]
+    )
+    for program in (packages / "bin").iterdir():
+        link = root / "bin" / program.name
+        if not program.name.startswith(("python", "pip", "activate")) and not link.exists():
+            link.symlink_to(program)
 
 
 def complaint(python: Path, version: str) -> str | None:
-    """What is wrong with an environment; None when it imports and states the right version."""
+    """What is wrong with an engine; None when it imports and states the right version."""
     script = files("pdlaunch.engine_scripts").joinpath("verify_engine.py")
     try:
         result = subprocess.run(
@@ -69,24 +85,41 @@ def complaint(python: Path, version: str) -> str | None:
     return None if found == version else f"it holds vllm {found} instead of {version}"
 
 
-class _Pip:
-    """pip of one environment."""
+def clean_environment() -> dict[str, str]:
+    """Ours, without what would make pip or Python look or install outside the environment."""
+    unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT")
+    kept = {key: value for key, value in os.environ.items() if key not in unwanted}
+    return kept | {
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PYTHONNOUSERSITE": "1",
+    }
 
-    def __init__(self, root: Path, reporter: Reporter) -> None:
-        self._root = root
+
+class _Pip:
+    """pip of one environment, which may install into another one."""
+
+    def __init__(
+        self, root: Path, reporter: Reporter, log: Path | None = None, options: Sequence[str] = ()
+    ) -> None:
+        self._command = [str(root / "bin" / "python"), "-m", "pip", *options, "install"]
         self._reporter = reporter
+        self._log = log or log_file(root)
 
     def install(self, label: str, arguments: Sequence[str]) -> None:
         if not self.try_install(label, arguments):
-            raise self.failure(label, arguments)
+            raise self.failure(
+                label,
+                "set PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to a source that has "
+                "it (what pip uses now: pip config list), and run this again",
+            )
 
     def try_install(self, label: str, arguments: Sequence[str]) -> bool:
-        command = [str(self._root / "bin" / "python"), "-m", "pip", "install", *arguments]
-        with self._reporter.work(label), log_file(self._root).open("ab") as log:
+        with self._reporter.work(label), self._log.open("ab") as log:
             log.write(f"\n== {label}\n".encode())
             log.flush()
             return not subprocess.run(
-                command,
+                [*self._command, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -94,24 +127,22 @@ class _Pip:
                 env=clean_environment(),
             ).returncode
 
-    def failure(self, label: str, arguments: Sequence[str], hint: str | None = None) -> PdError:
-        return PdError(
-            f"{label} failed: {self._last_error() or 'see the log'}",
-            where=str(log_file(self._root)),
-            next_step=hint
-            or f"set PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS to a source that has "
-            f"{arguments[-1]} (what pip uses now: pip config list), and run this again",
-        )
+    def failure(self, label: str, next_step: str) -> PdError:
+        why = self._last_error() or "see the log"
+        return PdError(f"{label} failed: {why}", where=str(self._log), next_step=next_step)
 
     def _last_error(self) -> str:
-        lines = log_file(self._root).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("ERROR:")]
         return errors[-1].removeprefix("ERROR:").strip()[:300] if errors else ""
 
 
-def _create(root: Path) -> None:
+def _create(root: Path, *options: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "venv", str(root)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "venv", *options, str(root)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if result.returncode:
         raise PdError(
@@ -121,36 +152,34 @@ def _create(root: Path) -> None:
         )
 
 
-def _install_torch(pip: _Pip, torch: Requirement, variant: Variant) -> None:
+def _install_torch(pip: _Pip, torch: str, variant: Variant) -> None:
     label = f"installing {torch}"
     if variant == "cuda":
-        pip.install(label, [str(torch)])
+        pip.install(label, [torch])
         return
-    fallback = ["--retries", "1", "--extra-index-url", _TORCH_CPU_INDEX, str(torch)]
-    if pip.try_install(label, [str(torch)]):
+    fallback = ["--retries", "1", "--extra-index-url", _TORCH_CPU_INDEX, torch]
+    if pip.try_install(label, [torch]):
         return
     if not pip.try_install(f"{label} from PyTorch's index", fallback):
         raise pip.failure(
             label,
-            [str(torch)],
-            hint="fetch it where there is a network, "
-            f"pip download --no-deps -d wheels --index-url {_TORCH_CPU_INDEX} {torch}, "
-            "and run this again with PIP_FIND_LINKS set to that folder",
+            "fetch it where there is a network: "
+            f"pip download --no-deps -d wheels --index-url {_TORCH_CPU_INDEX} {torch}; "
+            "then run this again with PIP_FIND_LINKS set to that folder",
         )
 
 
-def _torch_requirement(wheel: Path) -> Requirement:
-    """The torch that the wheel is built against, from its own metadata."""
+def _requirements(wheel: Path) -> tuple[str, list[str]]:
+    """What the wheel's own metadata asks for: torch, and the rest."""
     with ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata, _ = parse_email(archive.read(name))
-    for line in metadata.get("requires_dist", []):
-        requirement = Requirement(line)
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if requirement.name == "torch" and wanted:
-            requirement.marker = None
-            return requirement
-    raise PdError("the published wheel does not say which torch it needs", where=str(wheel))
+    wanted = [Requirement(line) for line in metadata.get("requires_dist", [])]
+    here = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
+    torch = [f"torch{r.specifier}" for r in here if r.name == "torch"]
+    if len(torch) != 1:
+        raise PdError("the published wheel does not say which torch it needs", where=str(wheel))
+    return torch[0], [str(r) for r in here if r.name != "torch"]
 
 
 def _cuda_major(root: Path) -> str:
@@ -165,12 +194,5 @@ def _cuda_major(root: Path) -> str:
     return found.partition(".")[0] or "12"
 
 
-def clean_environment() -> dict[str, str]:
-    """Ours, without what would make pip or Python look or install outside the environment."""
-    unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_ROOT")
-    kept = {key: value for key, value in os.environ.items() if key not in unwanted}
-    return kept | {
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PIP_NO_INPUT": "1",
-        "PYTHONNOUSERSITE": "1",
-    }
+def site_packages(root: Path) -> Path:
+    return root / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from filelock import FileLock
 
-from pdlaunch import engine_install, packages, sdist
+from pdlaunch import engine_install, sdist
+from pdlaunch import packages as published
 from pdlaunch.console import Reporter
-from pdlaunch.engine import Engine
+from pdlaunch.engine import Engine, packages_of
 from pdlaunch.errors import PdError
 from pdlaunch.upstream import Upstream
 
@@ -25,10 +25,10 @@ _TEST_TOOLS = ("pytest>=8,<10", "pytest-asyncio>=1,<2", "tblib>=3,<4")
 
 def lay_out(tree: Path, upstream: Upstream, engine: Engine, reporter: Reporter) -> None:
     """Unpacks the source without any patch and adds what only a built wheel has."""
-    archive = packages.fetch(upstream.sdist, reporter)
+    archive = published.fetch(upstream.sdist, reporter)
     with reporter.work(f"unpacking vLLM {upstream.version}"):
         sdist.unpack(archive, tree)
-    installed = _site_packages(engine) / "vllm"
+    installed = engine_install.site_packages(engine.root) / "vllm"
     for path in installed.rglob("*"):
         target = tree / "vllm" / path.relative_to(installed)
         if path.is_file() and path.suffix != ".pyc" and not target.exists():
@@ -55,14 +55,15 @@ def environment(tree: Path, tools: Path) -> dict[str, str]:
 
 def ensure_test_tools(engine: Engine, reporter: Reporter) -> Path:
     """pytest and its plugins, in a folder beside the engine's packages, not among them."""
-    tools = engine.root / "test-tools"
+    packages = packages_of(engine)
+    tools = packages / "test-tools"
     done = tools / ".complete"
-    with FileLock(engine.root / ".test-tools.lock"):
+    with FileLock(packages / ".test-tools.lock"):
         if not done.exists():
             with reporter.work("installing pytest for upstream's tests"):
                 command = ["-m", "pip", "install", "--upgrade", "--target", str(tools)]
                 result = subprocess.run(
-                    [str(engine.python), *command, *_TEST_TOOLS],
+                    [str(packages / "bin" / "python"), *command, *_TEST_TOOLS],
                     capture_output=True,
                     text=True,
                     check=False,
@@ -76,8 +77,3 @@ def ensure_test_tools(engine: Engine, reporter: Reporter) -> Path:
                 )
             done.touch()
     return tools
-
-
-def _site_packages(engine: Engine) -> Path:
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return engine.root / "lib" / version / "site-packages"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -17,37 +19,57 @@ from pdlaunch.engine import Engine
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.upstream import Variant
 
-PROGRAMS = ("python", "vllm", "vllm-router")
-
 
 class FakeInstall:
     """Stands in for pip: makes the programs, counts, and fails when told to."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.packages = 0
+        self.engines = 0
         self.fails = False
-        self.complaint: str | None = None
+        self.complaints: Iterator[str | None] = repeat(None)
 
-    def install(self, root: Path, variant: Variant, wheel: Path, reporter: FakeReporter) -> None:
-        self.calls += 1
+    def install_packages(
+        self, root: Path, variant: Variant, wheel: Path, reporter: FakeReporter
+    ) -> None:
+        self.packages += 1
         assert wheel.is_file()
-        (root / "bin").mkdir(parents=True)
         time.sleep(0.1)  # long enough for a second builder to come and wait
+        make_programs(root, "python")
         if self.fails:
             raise PdError("installing torch failed")
-        for name in PROGRAMS:
-            (root / "bin" / name).write_text("#!/bin/sh\nsleep 60\n")
-            (root / "bin" / name).chmod(0o755)
+        make_programs(root, "vllm-router")
+
+    def install_vllm(self, root: Path, packages: Path, wheel: Path, reporter: FakeReporter) -> None:
+        self.engines += 1
+        make_programs(root, "python", "vllm")
+        (root / "bin" / "vllm-router").symlink_to(packages / "bin" / "vllm-router")
+
+    def complaint(self, python: Path, version: str) -> str | None:
+        return next(self.complaints)
+
+
+def make_programs(root: Path, *names: str) -> None:
+    for name in names:
+        program = root / "bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!/bin/sh\nsleep 60\n")
+        program.chmod(0o755)
 
 
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch, upstream: FakeUpstream) -> FakeInstall:
     fake = FakeInstall()
-    monkeypatch.setattr(engine_install, "install", fake.install)
-    monkeypatch.setattr(engine_install, "complaint", lambda python, version: fake.complaint)
+    for name in ("install_packages", "install_vllm", "complaint"):
+        monkeypatch.setattr(engine_install, name, getattr(fake, name))
     monkeypatch.setattr(engine, "load_series", upstream.series)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     return fake
+
+
+def change_series(upstream: FakeUpstream) -> None:
+    base = upstream.patches / "UPSTREAM"
+    base.write_text(base.read_text() + "# changed\n")
 
 
 def ensure(reporter: FakeReporter | None = None) -> Engine:
@@ -63,7 +85,7 @@ def test_planning_touches_nothing(pip: FakeInstall, tmp_path: Path) -> None:
 
 def test_built_once_and_reused(pip: FakeInstall) -> None:
     assert ensure() == ensure() == engine.planned("cpu")
-    assert pip.calls == 1
+    assert pip.engines == 1
 
 
 def test_reuse_says_nothing(pip: FakeInstall) -> None:
@@ -80,16 +102,24 @@ def test_two_builds_at_once_make_one(pip: FakeInstall) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert pip.calls == 1
+    assert pip.engines == 1
     assert any("waiting for another pdlaunch" in said for each in reporters for said in each.said)
 
 
 def test_another_series_gets_another_engine(pip: FakeInstall, upstream: FakeUpstream) -> None:
     first = ensure()
-    base = upstream.patches / "UPSTREAM"
-    base.write_text(base.read_text() + "# changed\n")
+    change_series(upstream)
     assert ensure().root != first.root
-    assert pip.calls == 2
+    assert pip.engines == 2
+
+
+def test_another_series_stands_on_the_same_packages(
+    pip: FakeInstall, upstream: FakeUpstream
+) -> None:
+    first = ensure()
+    change_series(upstream)
+    assert engine.packages_of(ensure()) == engine.packages_of(first)
+    assert pip.packages == 1
 
 
 def test_failed_build_is_not_taken_for_an_engine(pip: FakeInstall) -> None:
@@ -102,10 +132,12 @@ def test_failed_build_is_not_taken_for_an_engine(pip: FakeInstall) -> None:
 
 
 def test_engine_that_does_not_import_is_not_taken(pip: FakeInstall) -> None:
-    pip.complaint = "No module named 'nixl'"
+    pip.complaints = iter(["No module named 'nixl'", None])
     with pytest.raises(PdError, match="No module named 'nixl'"):
         ensure()
     assert not engine.is_ready(engine.planned("cpu"))
+    assert engine.is_ready(ensure())
+    assert pip.packages == 2
 
 
 @pytest.mark.parametrize(
@@ -115,14 +147,15 @@ def test_engine_that_does_not_import_is_not_taken(pip: FakeInstall) -> None:
         lambda made: (made.root / "engine.json").write_text("{"),
         lambda made: made.python.unlink(),
         lambda made: made.router.chmod(0o644),
+        lambda made: shutil.rmtree(engine.packages_of(made)),
     ],
-    ids=["no marker", "cut marker", "python gone", "router not executable"],
+    ids=["no marker", "cut marker", "python gone", "router not executable", "packages gone"],
 )
 def test_broken_engine_is_built_again(pip: FakeInstall, breaks: Callable[[Engine], object]) -> None:
     made = ensure()
     breaks(made)
     assert engine.is_ready(ensure())
-    assert pip.calls == 2
+    assert pip.engines == 2
 
 
 def test_tools_that_pdlaunch_now_wants_are_installed(
@@ -131,31 +164,27 @@ def test_tools_that_pdlaunch_now_wants_are_installed(
     ensure()
     monkeypatch.setattr(engine_install, "TOOLS", ("nixl==9",))
     ensure()
-    assert pip.calls == 2
+    assert pip.engines == 2
 
 
 def test_repair_leaves_a_working_engine_alone(pip: FakeInstall) -> None:
     ensure()
     engine.repair("cpu", FakeReporter())
-    assert pip.calls == 1
+    assert pip.engines == 1
 
 
-def test_repair_builds_again_what_does_not_import(
-    pip: FakeInstall, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repair_builds_again_what_does_not_import(pip: FakeInstall) -> None:
     reporter = FakeReporter()
     ensure()
-    answers = iter(["libtorch.so is gone", None])
-    monkeypatch.setattr(engine_install, "complaint", lambda python, version: next(answers))
+    pip.complaints = iter(["libtorch.so is gone", None])
     engine.repair("cpu", reporter)
-    assert pip.calls == 2
+    assert (pip.packages, pip.engines) == (2, 2)
     assert any("libtorch.so is gone" in said for said in reporter.said)
 
 
 def test_list_tells_current_old_and_incomplete(pip: FakeInstall, upstream: FakeUpstream) -> None:
     old = ensure()
-    base = upstream.patches / "UPSTREAM"
-    base.write_text(base.read_text() + "# changed\n")
+    change_series(upstream)
     new = ensure()
     (new.root / "engine.json").unlink()
     found = {each.name: (each.complete, each.current) for each in engine.installed()}
@@ -164,9 +193,21 @@ def test_list_tells_current_old_and_incomplete(pip: FakeInstall, upstream: FakeU
 
 def test_remove(pip: FakeInstall) -> None:
     made = ensure()
+    packages = engine.packages_of(made)
     engine.remove(made.name, FakeReporter())
     assert not made.root.exists()
+    assert not packages.exists()
     assert engine.installed() == []
+
+
+def test_remove_keeps_packages_that_another_engine_stands_on(
+    pip: FakeInstall, upstream: FakeUpstream
+) -> None:
+    old = ensure()
+    change_series(upstream)
+    new = ensure()
+    engine.remove(old.name, FakeReporter())
+    assert engine.is_ready(new)
 
 
 def test_remove_refuses_an_engine_in_use(pip: FakeInstall) -> None:
