@@ -31,7 +31,9 @@ def lay_out(tree: Path, upstream: Upstream, engine: Engine, reporter: Reporter) 
     installed = engine_install.site_packages(engine.root) / "vllm"
     for path in installed.rglob("*"):
         target = tree / "vllm" / path.relative_to(installed)
-        if path.is_file() and path.suffix != ".pyc" and not target.exists():
+        # A Python file that only the engine has is one that a patch adds.
+        wanted = path.is_file() and path.suffix not in (".py", ".pyc")
+        if wanted and not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.symlink_to(path)
     # The version is what makes vLLM take itself for a CPU build.
