@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SET_UP := .venv/set-up
-DEMO := smollm2-135m-cpu
+DEMO := demo
 
 .PHONY: help demo test test-slow lint format clean
 
@@ -19,10 +19,10 @@ $(SET_UP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-# Whatever happens in between, all is taken down at the end.
+# Whatever happens in between, all is taken down at the end: the name belongs to this target.
 demo: $(SET_UP)
 	@trap '$(BIN)/pdlaunch down $(DEMO)' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
-	$(BIN)/pdlaunch up $(DEMO) --detach && \
+	$(BIN)/pdlaunch up smollm2-135m-cpu --name $(DEMO) --detach && \
 	$(BIN)/pdlaunch ask $(DEMO) "What is the capital of France?" && \
 	$(BIN)/pdlaunch status $(DEMO)
 

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ _TAIL_LINES = 8
 _CAUSE_LINES = 3
 _LINE_CHARS = 200
 # vLLM's prefix: process, level, date, time, source line.
-_PREFIX = re.compile(r"^(\(\S+ pid=\d+\)\s*)?([A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
+_PREFIX = re.compile(r"^(\(\S+ pid=\d+\)\s*)?[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*")
 _CAUSE = re.compile(r"\b\w*(Error|Exception)\b: \S|: error: ")
 # What follows from a cause and is logged after it.
 _CONSEQUENCE = re.compile(r"See root cause above|CancelledError|WorkerProc initialization failed")
@@ -80,6 +80,8 @@ class ProcessBackend:
         self._environ = environ
         self._children: dict[str, _Child] = {}
         self._shared_memory: set[Path] = set()
+        # Descendants that dropped the tag are found through parents, so only while those live.
+        self._seen: set[psutil.Process] = set()
 
     @property
     def pids(self) -> dict[str, int]:
@@ -127,6 +129,7 @@ class ProcessBackend:
         """End all processes, politely first; the pids that would not die even so."""
         kill_at_s = time.monotonic() + stop_s
         ask_orphans_at_s: float | None = None
+        self._members()
         self._signal_leaders(signal.SIGTERM)
         while members := self._members():
             now_s = time.monotonic()
@@ -175,15 +178,20 @@ class ProcessBackend:
 
     def _members(self) -> list[psutil.Process]:
         """All living processes of the launch: by tag, and by descent where a tag was dropped."""
-        found = {process.pid: process for process in leftovers.tagged(self._launch_id)}
+        self._seen.update(leftovers.tagged(self._launch_id))
         for child in self._children.values():
             with suppress(psutil.Error):
                 leader = psutil.Process(child.popen.pid)
-                for process in (leader, *leader.children(recursive=True)):
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        found[process.pid] = process
-        self._shared_memory |= leftovers.shared_memory_of(found.values())
-        return list(found.values())
+                self._seen.update((leader, *leader.children(recursive=True)))
+        self._seen = {process for process in self._seen if _is_alive(process)}
+        self._shared_memory |= leftovers.shared_memory_of(self._seen)
+        return list(self._seen)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def tail(log: Path, lines: int) -> list[str]:
@@ -211,6 +219,6 @@ def telling_lines(log: Path) -> list[str]:
 
 
 def doing(log: Path) -> str:
-    """What a process says it is doing: its last log line, without the logger's prefix."""
-    lines: Sequence[str] = tail(log, 1)
-    return _PREFIX.sub("", lines[0])[:80].strip() if lines else "starting"
+    """What a process says it is doing: its last proper log line, without the logger's prefix."""
+    lines = [_PREFIX.sub("", line).strip() for line in tail(log, 40) if _PREFIX.match(line)]
+    return lines[-1][:80] if lines else "starting"
