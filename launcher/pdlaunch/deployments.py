@@ -42,6 +42,8 @@ class Record(BaseModel):
     supervisor_created_s: float
     started_unix_s: float
     pids: dict[str, int]
+    # Of the last hour, by process.
+    restarts: dict[str, int]
 
     @property
     def name(self) -> str:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -128,8 +129,13 @@ class _Upwards:
         pass
 
     def send(self, **message: object) -> None:
-        with suppress(BrokenPipeError):
+        try:
             os.write(1, json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            # Nobody listens any more: what happens later belongs in the supervisor's log.
+            if "text" in message:
+                sys.stderr.write(f"{time.strftime('%F %T')} {message['text']}\n")
+                sys.stderr.flush()
 
 
 class _Starter:

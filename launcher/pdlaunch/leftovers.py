@@ -18,6 +18,7 @@ import psutil
 
 # Every process of a launch inherits this; it finds the ones that left their group and parent.
 TAG = "PDLAUNCH_LAUNCH_ID"
+PROCESS_TAG = "PDLAUNCH_PROCESS"
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - read to find what children left there
 _KILL_BOUND_S = 15.0
@@ -29,16 +30,18 @@ def scratch_dir(launch_id: str) -> Path:
     return Path(tempfile.gettempdir()) / f"pdlaunch-{launch_id}"
 
 
-def tagged(launch_id: str) -> list[psutil.Process]:
-    """All living processes of a launch."""
-    wanted = f"\0{TAG}={launch_id}\0".encode()
+def tagged(launch_id: str, name: str | None = None) -> list[psutil.Process]:
+    """All living processes of a launch, or those that one process of its plan started."""
+    wanted = [f"\0{TAG}={launch_id}\0".encode()]
+    if name is not None:
+        wanted.append(f"\0{PROCESS_TAG}={name}\0".encode())
     found = []
     for pid in _pids():
         if pid == os.getpid():
             continue
         with suppress(OSError, psutil.Error):
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-            if wanted in b"\0" + environ + b"\0":
+            environ = b"\0" + Path(f"/proc/{pid}/environ").read_bytes() + b"\0"
+            if all(tag in environ for tag in wanted):
                 found.append(psutil.Process(pid))
     return found
 
@@ -50,17 +53,25 @@ def shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:
 
 def sweep(launch_id: str, shared_memory: Iterable[Path] = ()) -> list[int]:
     """Kill what is left of a launch and remove what it left behind; the pids that would not die."""
+    survivors = kill(launch_id, shared_memory=shared_memory)
+    shutil.rmtree(scratch_dir(launch_id), ignore_errors=True)
+    return survivors
+
+
+def kill(
+    launch_id: str, name: str | None = None, *, shared_memory: Iterable[Path] = ()
+) -> list[int]:
+    """Kill what is left of a launch, or of one of its processes; the pids that would not die."""
     files = set(shared_memory)
     deadline = time.monotonic() + _KILL_BOUND_S
     # One pass is not enough: what is killed may have forked meanwhile.
-    while (alive := tagged(launch_id)) and time.monotonic() < deadline:
+    while (alive := tagged(launch_id, name)) and time.monotonic() < deadline:
         files |= shared_memory_of(alive)
         for process in alive:
             with suppress(psutil.Error):
                 process.kill()
         time.sleep(0.05)
     remove_shared_memory(files)
-    shutil.rmtree(scratch_dir(launch_id), ignore_errors=True)
     return [process.pid for process in alive]
 
 

@@ -57,6 +57,7 @@ class DeploymentPlan(_Plan):
     ready_s: float
     request_s: float
     stop_s: float
+    restarts_per_hour: int
     notes: tuple[str, ...]
     only: ProcessRole | None = None
 

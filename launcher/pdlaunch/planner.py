@@ -101,6 +101,7 @@ def plan(recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> 
         ready_s=recipe.timeouts.ready_s,
         request_s=recipe.timeouts.request_s,
         stop_s=recipe.timeouts.stop_s,
+        restarts_per_hour=recipe.restarts_per_hour,
         notes=tuple(planner.notes),
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -95,10 +96,18 @@ class ProcessBackend:
 
     def start(self, process: ProcessPlan) -> None:
         """Start one process in a session of its own, its output in a log file."""
+        self._start(process, "wb")
+
+    def restart(self, name: str) -> None:
+        """Start a process that died again, after what it left; its log goes on."""
+        leftovers.kill(self._launch_id, name)
+        self._start(self._children[name].plan, "ab")
+
+    def _start(self, process: ProcessPlan, log_mode: Literal["wb", "ab"]) -> None:
         log = self._log_dir / process.log_name
         scratch = leftovers.scratch_dir(self._launch_id)
         scratch.mkdir(mode=0o700, exist_ok=True)
-        with log.open("wb") as output:
+        with log.open(log_mode) as output:
             log.chmod(0o600)
             try:
                 popen = subprocess.Popen(
@@ -166,6 +175,7 @@ class ProcessBackend:
             env[name] = f"{value}:{env[name]}" if env.get(name) else value
         env["TMPDIR"] = str(scratch)
         env[leftovers.TAG] = self._launch_id
+        env[leftovers.PROCESS_TAG] = process.name
         # vLLM renames its processes, which would otherwise overwrite the tag in their memory.
         env["SPT_NOENV"] = "1"
         return env

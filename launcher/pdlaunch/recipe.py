@@ -315,6 +315,11 @@ class Recipe(Section):
         default=None,
         description="For the parallelism checks where the model's config.json is not at hand.",
     )
+    restarts_per_hour: Annotated[int, Field(ge=0)] = Field(
+        default=4,
+        description="How often a process that dies in a running deployment is started again within "
+        "an hour. One death more takes the deployment down; 0: the first does.",
+    )
     engine: EngineSection = Field(default_factory=EngineSection)
     transfer: TransferSection = Field(default_factory=TransferSection)
     prefill: PrefillSection = Field(default_factory=PrefillSection)

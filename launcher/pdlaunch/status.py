@@ -22,6 +22,7 @@ class ProcessStatus:
     role: str
     url: str
     pid: int | None
+    restarts: int
     is_healthy: bool
     kv_cache_usage: float
     requests_running: int
@@ -52,7 +53,7 @@ async def gather(record: Record) -> DeploymentStatus:
             readiness.is_healthy(client, plan.processes), scrape_all(client, plan.engines)
         )
     processes = tuple(
-        _process(process, record.pids.get(process.name), ok, metrics.get(process.name, Metrics()))
+        _process(process, record, ok, metrics.get(process.name, Metrics()))
         for process, ok in zip(plan.processes, healthy, strict=True)
     )
     alive = record.supervisor() is not None
@@ -71,13 +72,14 @@ async def gather(record: Record) -> DeploymentStatus:
 
 
 def _process(
-    process: ProcessPlan, pid: int | None, is_healthy: bool, metrics: Metrics
+    process: ProcessPlan, record: Record, is_healthy: bool, metrics: Metrics
 ) -> ProcessStatus:
     return ProcessStatus(
         name=process.name,
         role=process.role,
         url=process.url,
-        pid=pid,
+        pid=record.pids.get(process.name),
+        restarts=record.restarts.get(process.name, 0),
         is_healthy=is_healthy,
         kv_cache_usage=metrics.value("vllm:kv_cache_usage_perc"),
         requests_running=int(metrics.value("vllm:num_requests_running")),

@@ -23,11 +23,12 @@ from pdlaunch.deployments import Record, State
 from pdlaunch.errors import PdError
 from pdlaunch.guardian import Guardian
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
-from pdlaunch.process_backend import ProcessBackend, doing
+from pdlaunch.process_backend import Death, ProcessBackend, doing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WATCH_EVERY_S = 0.1
 _DEATH_EXPLAINS_S = 5.0
+_HOUR_S = 3600.0
 
 
 class Interrupted(PdError):
@@ -91,6 +92,9 @@ class _Supervisor:
         self._signals = signals
         self._backend = ProcessBackend(plan.launch_id, deployments.log_dir(plan.name))
         self._started_unix_s = time.time()
+        self._is_ready = False
+        self._restarts_s: dict[str, list[float]] = {}
+        self._recoveries: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         guardian = Guardian(self._plan.launch_id)
@@ -123,13 +127,15 @@ class _Supervisor:
             if watching.done():
                 watching.result()
             starting.result()
+            self._is_ready = True
             self._record("ready")
             on_ready()
             await watching
         finally:
-            for task in (watching, starting):
+            tasks = (watching, starting, *self._recoveries.values())
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(watching, starting, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start(self) -> None:
         plan = self._plan
@@ -163,15 +169,31 @@ class _Supervisor:
 
     async def _watch(self) -> None:
         while True:
-            self._look()
+            number = self._signals.pop()
+            if number is not None:
+                raise Interrupted(number)
+            for death in self._backend.deaths():
+                await self._answer(death)
             await asyncio.sleep(_WATCH_EVERY_S)
 
-    def _look(self) -> None:
-        number = self._signals.pop()
-        if number is not None:
-            raise Interrupted(number)
-        for death in self._backend.deaths():
+    async def _answer(self, death: Death) -> None:
+        """Start a process again that died in a running deployment; what dies too often ends it."""
+        now_s = time.monotonic()
+        recent = [at for at in self._restarts_s.get(death.name, ()) if now_s - at < _HOUR_S]
+        if not self._is_ready or len(recent) >= self._plan.restarts_per_hour:
             raise death.error()
+        self._restarts_s[death.name] = [*recent, now_s]
+        if death.name in self._recoveries:
+            self._recoveries.pop(death.name).cancel()
+        self._reporter.warning(f"{death.error()}\n  starting {death.name} again")
+        await asyncio.to_thread(self._backend.restart, death.name)
+        self._record("ready")
+        again = [process for process in self._plan.own if process.name == death.name]
+        self._recoveries[death.name] = asyncio.create_task(self._recover(again))
+
+    async def _recover(self, processes: Sequence[ProcessPlan]) -> None:
+        async with httpx.AsyncClient() as client:
+            await readiness.wait_until_healthy(processes, self._reporter, self._doing, client)
 
     def _record(self, state: State) -> None:
         deployments.write(
@@ -182,5 +204,6 @@ class _Supervisor:
                 supervisor_created_s=psutil.Process().create_time(),
                 started_unix_s=self._started_unix_s,
                 pids=self._backend.pids,
+                restarts={name: len(times) for name, times in self._restarts_s.items()},
             )
         )

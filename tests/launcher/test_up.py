@@ -219,12 +219,27 @@ def test_interrupted_at_any_moment_leaves_nothing(launcher: Launcher) -> None:
         assert not leftover_files()
 
 
-def test_engine_that_dies_later_is_reported_and_takes_the_rest_down(launcher: Launcher) -> None:
-    command = launcher.begin("up", launcher.recipe("a"))
+def test_engine_that_dies_later_is_reported_and_started_again(launcher: Launcher) -> None:
+    command = launcher.begin("up", launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: orphan}}\n"))
     command.until("is ready")
-    record = deployments.read("a")
-    assert record is not None
-    os.kill(record.pids["decode-0"], signal.SIGKILL)
+    before = deployments.need("a").pids
+    os.kill(before["prefill-0"], signal.SIGKILL)
+    command.until("starting prefill-0 again")
+    assert "prefill-0 was killed by SIGKILL" in command.errors.read_text()
+    assert until(lambda: json.loads(launcher.run("status", "a", "--json")[1])["is_healthy"])
+    after = deployments.need("a")
+    assert after.pids["prefill-0"] != before["prefill-0"]
+    assert after.pids["decode-0"] == before["decode-0"]
+    assert after.restarts == {"prefill-0": 1}
+    assert launcher.run("ask", "a", "Capital?")[1] == "Paris\n"
+    command.kill(signal.SIGINT)
+    assert command.wait() == 130
+
+
+def test_engine_that_dies_too_often_takes_the_rest_down(launcher: Launcher) -> None:
+    command = launcher.begin("up", launcher.recipe("a"), "--set", "restarts_per_hour=0")
+    command.until("is ready")
+    os.kill(deployments.need("a").pids["decode-0"], signal.SIGKILL)
     assert command.wait() == 137
     assert "decode-0 was killed by SIGKILL" in command.errors.read_text()
 

@@ -123,12 +123,15 @@ def _show(terminal: Terminal, status: DeploymentStatus) -> None:
         f"{status.name}: {status.state}, {status.url}/v1, model {status.model}, KV by "
         f"{status.transfer_mode}, vLLM {status.engine_version}, up {status.up_s:.0f} s"
     )
-    table = Table("process", "pid", "health", "KV cache", "running", "waiting", "address")
+    table = Table(
+        "process", "pid", "restarts", "health", "KV cache", "running", "waiting", "address"
+    )
     for process in status.processes:
         is_engine = process.role != "router"
         table.add_row(
             process.name,
             str(process.pid or "-"),
+            str(process.restarts),
             "ok" if process.is_healthy else "[red]no answer[/red]",
             f"{process.kv_cache_usage:.1%}" if is_engine else "",
             str(process.requests_running) if is_engine else "",
