@@ -15,6 +15,7 @@ from pdlaunch import git, packages, register, sdist
 from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.series import Patch, Series, file_name, names_in_order
+from pdlaunch.upstream import Upstream
 
 BRANCH = "patches"
 
@@ -134,9 +135,12 @@ def formatted(folder: Path, commits: Sequence[str]) -> list[bytes]:
         return [git.output(scratch, [*_FORMAT, commit]) for commit in hashes]
 
 
-def export(series: Series, folder: Path, patches: Path) -> Export:
-    """Writes the branch's commits back as patches, with the order and the register."""
-    commits = _commits(folder, base_tag(series.upstream.version))
+def export(upstream: Upstream, folder: Path, patches: Path) -> Export:
+    """Writes the branch's commits back as patches, with the order and the register.
+
+    What lies in the folder of patches before may be broken: only the base is read of it.
+    """
+    commits = _commits(folder, base_tag(upstream.version))
     made = [_named(data) for data in formatted(folder, commits)]
     names = [patch.name for patch in made]
     twice = sorted({name for name in names if names.count(name) > 1})

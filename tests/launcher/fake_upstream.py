@@ -20,6 +20,7 @@ import pytest
 from pdlaunch import patch_branch, register
 from pdlaunch.console import Bar
 from pdlaunch.series import Series, load
+from pdlaunch.upstream import load as load_upstream
 
 VERSION = "0.32.0"
 SDIST = f"vllm-{VERSION}.tar.gz"
@@ -88,7 +89,7 @@ class FakeUpstream:
         return folder
 
     def export(self, folder: Path) -> patch_branch.Export:
-        return patch_branch.export(self.series(), folder, self.patches)
+        return patch_branch.export(load_upstream(self.patches / "UPSTREAM"), folder, self.patches)
 
     def take(self, patches: Path) -> None:
         """Takes over patches that were made on another copy of the same upstream."""

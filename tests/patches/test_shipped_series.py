@@ -30,7 +30,7 @@ def test_export_after_checkout_is_byte_identical(shipped: Series, tmp_path: Path
     patch_branch.checkout(shipped, tmp_path / "vllm", Terminal())
     patches = shutil.copytree(patches_dir(), tmp_path / "patches")
     before = {path.name: path.read_bytes() for path in patches.iterdir()}
-    done = patch_branch.export(shipped, tmp_path / "vllm", patches)
+    done = patch_branch.export(shipped.upstream, tmp_path / "vllm", patches)
     assert {path.name: path.read_bytes() for path in patches.iterdir()} == before
     assert len(done.unchanged) == len(shipped.patches)
 

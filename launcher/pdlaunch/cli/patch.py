@@ -11,6 +11,7 @@ from pdlaunch.console import Terminal
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.paths import patches_dir
 from pdlaunch.series import load as load_series
+from pdlaunch.upstream import load as load_upstream
 
 _DEFAULT_FOLDER = Path("build/vllm")
 _FOLDER = click.argument(
@@ -50,7 +51,7 @@ def export(folder: Path) -> None:
             where=str(target),
             next_step="run it from a checkout: pip install -e .",
         )
-    done = patch_branch.export(load_series(), folder, target)
+    done = patch_branch.export(load_upstream(target / "UPSTREAM"), folder, target)
     for name in done.written:
         terminal.data(f"written   {name}")
     for name in done.removed:

@@ -1,0 +1,65 @@
+"""The image: what docker is called with, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fake_upstream import FakeReporter, FakeUpstream
+from pdlaunch import image, wheel
+from pdlaunch.errors import PdError
+
+
+@pytest.fixture
+def checkout(upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(image, "patches_dir", lambda: upstream.patches)
+    monkeypatch.setattr(wheel, "load_series", upstream.series)
+    return upstream.patches.parent
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A docker that notes its arguments and the files of its context."""
+    program = tmp_path / "bin" / "docker"
+    program.parent.mkdir()
+    notes = tmp_path / "notes"
+    program.write_text(
+        f'#!/bin/sh\necho "$*" > {notes}\nfor last; do :; done\n'
+        f'cd "$last" && find . -type f | sort >> {notes}\ntest ! -e {tmp_path}/fail || exit 7\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return notes
+
+
+def test_context_holds_dockerfile_and_wheel(checkout: Path, docker: Path) -> None:
+    (checkout / "Dockerfile").write_text("FROM scratch\n")
+    image.build("pd:1", FakeReporter(), arch="x86_64")
+    called, *files = docker.read_text().splitlines()
+    assert called.startswith("build --platform linux/amd64 --tag pd:1 ")
+    assert files[0] == "./Dockerfile"
+    assert files[1].startswith("./dist/vllm-0.32.0+pd.0.h")
+
+
+def test_failed_build_passes_dockers_exit_code_on(
+    checkout: Path, docker: Path, tmp_path: Path
+) -> None:
+    (checkout / "Dockerfile").write_text("FROM scratch\n")
+    (tmp_path / "fail").touch()
+    with pytest.raises(PdError, match="docker build failed") as caught:
+        image.build("pd:1", FakeReporter(), arch="x86_64")
+    assert caught.value.exit_code == 7
+
+
+def test_missing_docker_says_what_to_do(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PdError, match=r"docker is not installed(?s:.)*pdlaunch build wheel"):
+        image.build("pd:1", FakeReporter())
+
+
+def test_missing_dockerfile_asks_for_a_checkout(checkout: Path, docker: Path) -> None:
+    with pytest.raises(PdError, match=r"Dockerfile is not here(?s:.)*checkout of pdlaunch"):
+        image.build("pd:1", FakeReporter())
