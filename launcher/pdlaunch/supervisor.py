@@ -120,7 +120,7 @@ class _Supervisor:
         starting = asyncio.create_task(self._start())
         try:
             await asyncio.wait((watching, starting), return_when=asyncio.FIRST_COMPLETED)
-            if starting.done() and starting.exception() is not None:
+            if starting.done() and starting.exception() is not None and self._backend.pids:
                 # A death explains a failed request, not the other way round, and a server takes
                 # a moment to end after its engine has.
                 await asyncio.wait((watching,), timeout=_DEATH_EXPLAINS_S)

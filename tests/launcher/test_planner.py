@@ -285,7 +285,7 @@ def test_shipped_recipes_can_be_planned(path: Path) -> None:
     source = recipe_loader.load(path).recipe
     deployment = planned(source)
     assert [process.role for process in deployment.processes] == ["prefill", "decode", "router"]
-    assert [len(stage) for stage in deployment.stages] == [2, 1]
+    assert [process.name for process in deployment.engines] == ["prefill-0", "decode-0"]
 
 
 ROLES = st.fixed_dictionaries(
