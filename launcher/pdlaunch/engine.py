@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -182,10 +183,14 @@ def _is_ready(engine: Engine, packages: Path) -> bool:
 
 
 def _build(engine: Engine, packages: Path, series: Series, reporter: Reporter) -> None:
-    wheel = build_wheel(engine.variant, cache_dir() / "wheels", reporter, series=series)
     reporter.status(f"building the {engine.variant} engine in {engine.root}")
+    packages.parent.mkdir(parents=True, exist_ok=True)
     # Locked to the end: packages that no marker names yet must not be taken for unused ones.
-    with _locked(packages, reporter):
+    with (
+        _locked(packages, reporter),
+        tempfile.TemporaryDirectory(dir=packages.parent) as scratch,
+    ):
+        wheel = build_wheel(engine.variant, Path(scratch), reporter, series=series)
         if not _packages_are_ready(packages):
             _delete(packages)
             engine_install.install_packages(packages, engine.variant, wheel, reporter)

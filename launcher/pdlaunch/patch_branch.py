@@ -183,7 +183,8 @@ def _named(data: bytes) -> Patch:
 
 
 def _commits(folder: Path, base: str) -> list[str]:
-    if git.run(folder, ["rev-parse", "--verify", "--quiet", f"{base}^{{commit}}"]).returncode:
+    named = ["rev-parse", "--verify", "--quiet", f"{base}^{{commit}}"]
+    if not folder.is_dir() or git.run(folder, named).returncode:
         raise UsageError(
             f"{folder} is not a checkout of the series: it has no tag {base}",
             next_step=f"make one: pdlaunch patch checkout {folder}",

@@ -229,8 +229,10 @@ def test_export_refuses_a_folder_that_is_no_checkout(
     upstream: FakeUpstream, tmp_path: Path
 ) -> None:
     git(tmp_path, "init", "--quiet", "other")
-    with pytest.raises(UsageError, match="pdlaunch patch checkout"):
-        upstream.export(tmp_path / "other")
+    (tmp_path / "other" / "sub").mkdir()
+    for folder in ("other", "other/sub", "nothing"):
+        with pytest.raises(UsageError, match="pdlaunch patch checkout"):
+            upstream.export(tmp_path / folder)
 
 
 def test_checkout_refuses_a_folder_with_content(upstream: FakeUpstream, branch: Path) -> None:
