@@ -20,10 +20,10 @@ from typing import Any
 
 from pdlaunch import deployments
 from pdlaunch.console import Bar, Reporter
-from pdlaunch.errors import PdError
+from pdlaunch.errors import Interrupted, PdError
 from pdlaunch.plan import DeploymentPlan
 from pdlaunch.process_backend import telling_lines
-from pdlaunch.supervisor import Interrupted, Signals, supervise
+from pdlaunch.supervisor import Signals, supervise
 
 _KEEP = b"keep\n"
 _LOOK_EVERY_S = 0.1

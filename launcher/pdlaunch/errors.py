@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 
 class PdError(Exception):
     """A failure explained to the user.
@@ -43,3 +45,10 @@ class UsageError(PdError):
         self, what: str, *, where: str | None = None, next_step: str | None = None
     ) -> None:
         super().__init__(what, where=where, next_step=next_step, exit_code=2)
+
+
+class Interrupted(PdError):
+    """Asked to stop: by a signal, or because whoever started us is gone. No failure of ours."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}", exit_code=128 + number)

@@ -20,7 +20,7 @@ import psutil
 from pdlaunch import deployments, readiness
 from pdlaunch.console import Reporter
 from pdlaunch.deployments import Record, State
-from pdlaunch.errors import PdError
+from pdlaunch.errors import Interrupted, PdError
 from pdlaunch.guardian import Guardian
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
 from pdlaunch.process_backend import Death, ProcessBackend, doing
@@ -29,13 +29,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WATCH_EVERY_S = 0.1
 _DEATH_EXPLAINS_S = 5.0
 _HOUR_S = 3600.0
-
-
-class Interrupted(PdError):
-    """Asked to stop: by a signal, or because whoever started us is gone."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}", exit_code=128 + number)
 
 
 class Signals:

@@ -99,6 +99,9 @@ class Launcher:
                 code = 0
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 1
+            except KeyboardInterrupt:
+                # Where an interpreter that only just starts would end so too.
+                code = 130
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

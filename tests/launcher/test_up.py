@@ -217,6 +217,7 @@ def test_interrupted_at_any_moment_leaves_nothing(launcher: Launcher) -> None:
                 assert launcher.run("down", name)[0] == 0
             else:
                 assert code in (130, 143), command.errors.read_text()
+            assert "Traceback" not in command.errors.read_text()
             assert deployments.read(name) is None
         assert not fake_processes()
         assert not leftover_files()

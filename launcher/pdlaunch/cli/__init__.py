@@ -9,7 +9,7 @@ import click
 from pdlaunch import __version__
 from pdlaunch.cli import ask, build, deployment, engine, patch, recipe, up
 from pdlaunch.console import Terminal
-from pdlaunch.errors import PdError
+from pdlaunch.errors import Interrupted, PdError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -33,6 +33,9 @@ def main() -> None:
     """Console entry point: the one boundary where errors become messages and exit codes."""
     try:
         cli.main(standalone_mode=False)
+    except Interrupted as stopped:
+        Terminal().status(str(stopped))
+        sys.exit(stopped.exit_code)
     except PdError as error:
         Terminal().error(error)
         sys.exit(error.exit_code)

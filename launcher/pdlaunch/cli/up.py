@@ -13,9 +13,9 @@ import click
 
 from pdlaunch import detached, preparation, recipe_loader, render
 from pdlaunch.console import Terminal
-from pdlaunch.errors import UsageError
+from pdlaunch.errors import Interrupted, UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
-from pdlaunch.supervisor import SIGNALS, Interrupted, Signals, supervise
+from pdlaunch.supervisor import SIGNALS, Signals, supervise
 
 
 @click.command()
