@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from pdlaunch import patch_branch, register
+from pdlaunch import packages, patch_branch, register
 from pdlaunch.console import Bar
+from pdlaunch.pip_config import Sources
 from pdlaunch.series import Series, load
 from pdlaunch.upstream import load as load_upstream
 
@@ -144,7 +145,7 @@ def publish(root: Path) -> FakeUpstream:
 
 @contextmanager
 def published_in(folder: Path) -> Iterator[FakeUpstream]:
-    """The upstream where pip's settings say, and a cache of its own, for as long as it lasts."""
+    """The upstream where pip and pdlaunch look, and a cache of its own, for as long as it lasts."""
     made = publish(folder / "upstream")
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -153,6 +154,9 @@ def published_in(folder: Path) -> Iterator[FakeUpstream]:
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(made.published))
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        # Asking pip takes most of a second; tests that are about pip's settings ask it.
+        sources = Sources((str(made.published),), ())
+        patch.setattr(packages, "configured_sources", lambda: sources)
         yield made
 
 

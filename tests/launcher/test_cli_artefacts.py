@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fake_upstream import SOURCES, FakeUpstream
-from pdlaunch import cli, engine, wheel
+from pdlaunch import cli, engine, packages, pip_config, wheel
 from pdlaunch.cli import patch as patch_commands
 
 
@@ -93,9 +93,8 @@ def test_build_wheel_needs_a_known_variant(typed: Typed) -> None:
     assert typed("build", "wheel")[0] == 2
 
 
-def test_no_network_is_explained(
-    typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_network_is_explained(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "configured_sources", pip_config.configured_sources)
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple/")
