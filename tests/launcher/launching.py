@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -81,7 +82,7 @@ class Launcher:
         path.write_text(RECIPE.format(name=name) + extra)
         return str(path)
 
-    def begin(self, *args: str) -> Command:
+    def begin(self, *args: str, namespace: str | None = None) -> Command:
         number = len(self.started)
         output, errors = (self.folder / f"{number}.{kind}" for kind in ("out", "err"))
         output.touch()
@@ -90,6 +91,8 @@ class Launcher:
         if pid == 0:
             code = 99
             try:
+                if namespace is not None:
+                    enter(namespace)
                 for descriptor, path in ((1, output), (2, errors)):
                     os.dup2(os.open(path, os.O_WRONLY), descriptor)
                 sys.stdout = os.fdopen(1, "w")
@@ -110,10 +113,18 @@ class Launcher:
         self.started.append(command)
         return command
 
-    def run(self, *args: str) -> tuple[int, str, str]:
-        command = self.begin(*args)
+    def run(self, *args: str, namespace: str | None = None) -> tuple[int, str, str]:
+        command = self.begin(*args, namespace=namespace)
         code = command.wait()
         return code, command.output.read_text(), command.errors.read_text()
+
+
+def enter(namespace: str) -> None:
+    """Move this process into a network namespace."""
+    clone_newnet = 0x40000000
+    with Path(f"/run/netns/{namespace}").open() as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), clone_newnet):
+            raise OSError(ctypes.get_errno(), f"setns {namespace}")
 
 
 def fake_processes() -> list[psutil.Process]:
