@@ -5,7 +5,10 @@ The engine itself is not touched: the tree's Python files shadow the installed o
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +23,42 @@ from pdlaunch.errors import PdError
 from pdlaunch.upstream import Upstream
 
 # What upstream's unit tests import beyond what an engine needs.
-_TEST_TOOLS = ("pytest>=8,<10", "pytest-asyncio>=1,<2", "tblib>=3,<4")
+_TEST_TOOLS = ("pytest>=8,<10", "pytest-asyncio>=1,<2", "pytest-timeout>=2,<3", "tblib>=3,<4")
+# Ray is imported by tests that do not start it. What it depends on is the engine's: a second
+# copy would come before the engine's own.
+_TEST_TOOLS_ALONE = ("ray>=2,<3", "msgpack>=1,<2")
+# Upstream's unit tests name these models but read nothing of them but the configuration.
+_OPT: dict[str, object] = {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "activation_function": "relu",
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "float16",
+    "vocab_size": 50272,
+}
+_MODEL_CONFIGS: dict[str, dict[str, object]] = {
+    "facebook/opt-125m": _OPT
+    | {
+        "hidden_size": 768,
+        "word_embed_proj_dim": 768,
+        "ffn_dim": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "do_layer_norm_before": True,
+    },
+    "facebook/opt-350m": _OPT
+    | {
+        "hidden_size": 1024,
+        "word_embed_proj_dim": 512,
+        "ffn_dim": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "do_layer_norm_before": False,
+    },
+}
 
 
 def lay_out(tree: Path, upstream: Upstream, engine: Engine, reporter: Reporter) -> None:
@@ -48,6 +86,7 @@ def pytest_command(engine: Engine, arguments: Sequence[str]) -> list[str]:
 def environment(tree: Path, tools: Path) -> dict[str, str]:
     """For tests in the tree: its vllm comes before the engine's, in child processes too."""
     return engine_install.clean_environment() | {
+        "HF_HOME": str(_hub_cache(tools)),
         "HF_HUB_OFFLINE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join((str(tree), str(tools))),
@@ -59,23 +98,47 @@ def ensure_test_tools(engine: Engine, reporter: Reporter) -> Path:
     """pytest and its plugins, in a folder beside the engine's packages, not among them."""
     packages = packages_of(engine)
     tools = packages / "test-tools"
-    done = tools / ".complete"
+    done = tools / "complete.json"
+    wanted = json.dumps([_TEST_TOOLS, _TEST_TOOLS_ALONE, _MODEL_CONFIGS])
     with FileLock(packages / ".test-tools.lock"):
-        if not done.exists():
+        if not done.is_file() or done.read_text(encoding="utf-8") != wanted:
+            shutil.rmtree(tools, ignore_errors=True)
             with reporter.work("installing pytest for upstream's tests"):
-                command = ["-m", "pip", "install", "--upgrade", "--target", str(tools)]
-                result = subprocess.run(
-                    [str(packages / "bin" / "python"), *command, *_TEST_TOOLS],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    env=engine_install.clean_environment(),
-                )
-            if result.returncode:
-                raise PdError(
-                    f"cannot install pytest: {result.stderr.strip().splitlines()[-1]}",
-                    where=str(tools),
-                    next_step="see where pip looks: pip config list",
-                )
-            done.touch()
+                _install(packages, tools, _TEST_TOOLS)
+                _install(packages, tools, ("--no-deps", *_TEST_TOOLS_ALONE))
+            _write_model_configs(_hub_cache(tools))
+            done.write_text(wanted, encoding="utf-8")
     return tools
+
+
+def _install(packages: Path, tools: Path, wanted: Sequence[str]) -> None:
+    command = ["-m", "pip", "install", "--upgrade", "--target", str(tools)]
+    result = subprocess.run(
+        [str(packages / "bin" / "python"), *command, *wanted],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=engine_install.clean_environment(),
+    )
+    if result.returncode:
+        raise PdError(
+            f"cannot install pytest: {result.stderr.strip().splitlines()[-1]}",
+            where=str(tools),
+            next_step="see where pip looks: pip config list",
+        )
+
+
+def _hub_cache(tools: Path) -> Path:
+    return tools / "hub-cache"
+
+
+def _write_model_configs(home: Path) -> None:
+    """Model configurations in the form of a cache that the hub's client filled."""
+    for model, config in _MODEL_CONFIGS.items():
+        folder = home / "hub" / f"models--{model.replace('/', '--')}"
+        commit = hashlib.sha1(model.encode(), usedforsecurity=False).hexdigest()
+        snapshot = folder / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(commit, encoding="utf-8")
