@@ -66,6 +66,9 @@ def lay_out(tree: Path, upstream: Upstream, engine: Engine, reporter: Reporter) 
     archive = published.fetch(upstream.sdist, reporter)
     with reporter.work(f"unpacking vLLM {upstream.version}"):
         sdist.unpack(archive, tree)
+    # Found first, its metadata would hide the engine's, whose version says that it is for CPU.
+    for metadata in tree.glob("*.egg-info"):
+        shutil.rmtree(metadata)
     installed = engine_install.site_packages(engine.root) / "vllm"
     for path in installed.rglob("*"):
         target = tree / "vllm" / path.relative_to(installed)
