@@ -21,6 +21,7 @@ from pdlaunch.plan import DeploymentPlan, ProcessPlan
 _POLL_S = 0.25
 _HEALTH_TIMEOUT_S = 5.0
 _PROGRESS_EVERY_S = 10.0
+_REPEAT_AFTER_S = 60.0
 # Engines publish their counters with the next step, so the proof may trail the answer.
 _COUNTER_DELAY_S = 5.0
 _PROOF_ROUNDS = 3
@@ -39,8 +40,8 @@ async def wait_until_healthy(
     client: httpx.AsyncClient,
 ) -> None:
     """Return when every process answers at its health address; who else gives up, decides."""
-    started_s = time.monotonic()
-    told_s = started_s
+    started_s = told_s = time.monotonic()
+    told: dict[str, tuple[str, float]] = {}
     waiting = list(processes)
     while waiting:
         for process in tuple(waiting):
@@ -51,7 +52,11 @@ async def wait_until_healthy(
         if waiting and now_s - told_s >= _PROGRESS_EVERY_S:
             told_s = now_s
             for process in waiting:
-                reporter.status(f"{process.name} ({now_s - started_s:.0f} s): {doing(process)}")
+                does, (did, at_s) = doing(process), told.get(process.name, ("", 0.0))
+                # The same words again only to show that waiting goes on.
+                if does != did or now_s - at_s >= _REPEAT_AFTER_S:
+                    told[process.name] = (does, now_s)
+                    reporter.status(f"{process.name} ({now_s - started_s:.0f} s): {does}")
         if waiting:
             await asyncio.sleep(_POLL_S)
 

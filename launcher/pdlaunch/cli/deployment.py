@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import click
-from rich.table import Table
 
 from pdlaunch import deployments
 from pdlaunch.console import Terminal
@@ -123,22 +122,25 @@ def _show(terminal: Terminal, status: DeploymentStatus) -> None:
         f"{status.name}: {status.state}, {status.url}/v1, model {status.model}, KV by "
         f"{status.transfer_mode}, vLLM {status.engine_version}, up {status.up_s:.0f} s"
     )
-    table = Table(
-        "process", "pid", "restarts", "health", "KV cache", "running", "waiting", "address"
-    )
+    rows = [("process", "pid", "restarts", "health", "KV cache", "running", "waiting", "address")]
     for process in status.processes:
         is_engine = process.role != "router"
-        table.add_row(
-            process.name,
-            str(process.pid or "-"),
-            str(process.restarts),
-            "ok" if process.is_healthy else "[red]no answer[/red]",
-            f"{process.kv_cache_usage:.1%}" if is_engine else "",
-            str(process.requests_running) if is_engine else "",
-            str(process.requests_waiting) if is_engine else "",
-            process.url,
+        rows.append(
+            (
+                process.name,
+                str(process.pid or "-"),
+                str(process.restarts),
+                "ok" if process.is_healthy else "no answer",
+                f"{process.kv_cache_usage:.1%}" if is_engine else "",
+                str(process.requests_running) if is_engine else "",
+                str(process.requests_waiting) if is_engine else "",
+                process.url,
+            )
         )
-    terminal.show(table)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        terminal.data("  " + "  ".join(cells).rstrip())
     kv = status.kv
     moved = f"KV moved: {kv.bytes_moved / 2**20:.2f} MiB in {kv.transfers_completed:.0f} transfers"
     if status.transfer_mode == "push":
