@@ -13,7 +13,7 @@ from pathlib import Path
 from pdlaunch import leftovers
 from pdlaunch.errors import PdError
 
-_LOOK_EVERY_S = 5.0
+_LOOK_EVERY_S = 20.0
 _DONE = b"done\n"
 
 
