@@ -5,13 +5,19 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 
 from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError
 from pdlaunch.paths import patches_dir
-from pdlaunch.wheel import build_wheel
+from pdlaunch.series import Series
+from pdlaunch.series import load as load_series
+from pdlaunch.wheel import build_wheel, version_of
 
+# Where the checkout has it, so that the context is the same without this module.
+_CHECK = Path("launcher/pdlaunch/engine_scripts/verify_image.py")
 _DOCKER_PLATFORM = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 
 
@@ -24,18 +30,20 @@ def build(tag: str, reporter: Reporter, *, arch: str | None = None) -> None:
             next_step="install docker, or take the wheel alone: "
             "pdlaunch build wheel --variant cuda",
         )
+    series = load_series(patches_dir())
     with tempfile.TemporaryDirectory() as tmp:
         context = Path(tmp)
-        lay_out(context, reporter, arch=arch)
-        result = subprocess.run(command(docker, tag, context, arch), check=False)
+        lay_out(context, series, reporter, arch=arch)
+        call = command(docker, tag, context, arch, build_arguments(series))
+        result = subprocess.run(call, check=False)
     if result.returncode:
         raise PdError(
             "docker build failed", next_step="see its output above", exit_code=result.returncode
         )
 
 
-def lay_out(context: Path, reporter: Reporter, *, arch: str | None = None) -> None:
-    """The context is what a checkout with a built wheel has: Dockerfile and dist/."""
+def lay_out(context: Path, series: Series, reporter: Reporter, *, arch: str | None = None) -> None:
+    """The context is what a checkout with a built wheel has: Dockerfile, its check and dist/."""
     dockerfile = patches_dir().parent / "Dockerfile"
     if not dockerfile.is_file():
         raise PdError(
@@ -44,9 +52,26 @@ def lay_out(context: Path, reporter: Reporter, *, arch: str | None = None) -> No
             next_step="run this from a checkout of pdlaunch",
         )
     shutil.copyfile(dockerfile, context / "Dockerfile")
-    build_wheel("cuda", context / "dist", reporter, arch=arch)
+    check = context / _CHECK
+    check.parent.mkdir(parents=True)
+    check.write_bytes(files("pdlaunch.engine_scripts").joinpath(_CHECK.name).read_bytes())
+    build_wheel("cuda", context / "dist", reporter, arch=arch, series=series)
 
 
-def command(docker: str, tag: str, context: Path, arch: str | None) -> list[str]:
+def build_arguments(series: Series) -> dict[str, str]:
+    """What the Dockerfile takes from the series: its base, its labels, what it checks for."""
+    return {
+        "VLLM_VERSION": series.upstream.version,
+        "ENGINE_VERSION": version_of(series, "cuda"),
+        "SERIES_HASH": series.hash,
+    }
+
+
+def command(
+    docker: str, tag: str, context: Path, arch: str | None, arguments: Mapping[str, str]
+) -> list[str]:
     platform = ["--platform", _DOCKER_PLATFORM.get(arch, arch)] if arch else []
-    return [docker, "build", *platform, "--tag", tag, str(context)]
+    given = [
+        word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")
+    ]
+    return [docker, "build", *platform, "--tag", tag, *given, str(context)]

@@ -38,8 +38,11 @@ def test_context_holds_dockerfile_and_wheel(checkout: Path, docker: Path) -> Non
     image.build("pd:1", FakeReporter(), arch="x86_64")
     called, *files = docker.read_text().splitlines()
     assert called.startswith("build --platform linux/amd64 --tag pd:1 ")
+    version = "0.32.0+pd.0.h"
+    assert f"--build-arg VLLM_VERSION=0.32.0 --build-arg ENGINE_VERSION={version}" in called
     assert files[0] == "./Dockerfile"
-    assert files[1].startswith("./dist/vllm-0.32.0+pd.0.h")
+    assert files[1].startswith(f"./dist/vllm-{version}")
+    assert files[2:] == ["./launcher/pdlaunch/engine_scripts/verify_image.py"]
 
 
 def test_failed_build_passes_dockers_exit_code_on(
