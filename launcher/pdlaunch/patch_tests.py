@@ -1,10 +1,11 @@
-"""Runs each patch's own tests without it and with it: they must fail, then pass."""
+"""Runs each patch's own tests without it and with it: one must fail, then all must pass."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,9 +15,6 @@ from pdlaunch.engine import Engine
 from pdlaunch.errors import PdError
 from pdlaunch.patch_check import Problem
 from pdlaunch.series import Patch, Series
-
-# pytest's exit codes for failed tests and for files that cannot even be imported.
-_FAILED = (1, 2)
 
 
 def check(
@@ -34,57 +32,69 @@ def check(
     with tempfile.TemporaryDirectory() as tmp:
         tree = Path(tmp) / "vllm"
         overlay.lay_out(tree, series.upstream, engine, reporter)
-        run = _Run(tree, engine, tools, Path(tmp) / "pytest.log")
+        run = _Run(tree, engine, tools, reporter)
         for patch in series.patches:
             tested = not only or patch.name in only
             _apply(patch, tree, "--include=tests/*")
-            if tested:
-                with reporter.work(f"{patch.name}: its tests without it"):
-                    before = run.tests(patch)
-                if before not in _FAILED:
-                    yield Problem(patch.name, f"its tests do not fail without it: {run.summary()}")
+            without = run.tests(patch, "without") if tested else None
             _apply(patch, tree, "--exclude=tests/*")
-            if tested:
-                with reporter.work(f"{patch.name}: its tests with it"):
-                    after = run.tests(patch)
-                if after or not run.passed():
-                    yield Problem(patch.name, f"its tests do not pass with it: {run.summary()}")
+            if without is not None:
+                yield from _judged(patch, without, run.tests(patch, "with"))
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one run of pytest showed."""
+
+    passed: frozenset[str]
+    all_passed: bool
+    summary: str
+
+
+def _judged(patch: Patch, before: _Outcome, after: _Outcome) -> Iterator[Problem]:
+    if not after.all_passed or not after.passed:
+        yield Problem(patch.name, f"its tests do not pass with it: {after.summary}")
+    elif after.passed <= before.passed:
+        yield Problem(patch.name, f"its tests pass without it: {before.summary}")
 
 
 class _Run:
     """pytest in the tree."""
 
-    def __init__(self, tree: Path, engine: Engine, tools: Path, log: Path) -> None:
+    def __init__(self, tree: Path, engine: Engine, tools: Path, reporter: Reporter) -> None:
         self._tree = tree
         self._engine = engine
         self._environment = overlay.environment(tree, tools)
-        self._log = log
-        self._report = log.with_suffix(".xml")
+        self._reporter = reporter
 
-    def tests(self, patch: Patch) -> int:
-        self._report.unlink(missing_ok=True)
-        arguments = [f"--junitxml={self._report}", "--tb=line", *patch.tests]
-        with self._log.open("wb") as log:
-            return subprocess.run(
+    def tests(self, patch: Patch, how: str) -> _Outcome:
+        report = self._tree.with_name("report.xml")
+        report.unlink(missing_ok=True)
+        arguments = [f"--junitxml={report}", "--tb=line", *patch.tests]
+        # A file, not a pipe: an engine that a test leaves behind would keep a pipe open.
+        log = self._tree.with_name("pytest.log")
+        with self._reporter.work(f"{patch.name}: its tests {how} it"), log.open("wb") as output:
+            code = subprocess.run(
                 overlay.pytest_command(self._engine, arguments),
                 cwd=self._tree,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 check=False,
             ).returncode
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return _Outcome(_passed(report), code == 0, lines[-1] if lines else "pytest was silent")
 
-    def passed(self) -> int:
-        """How many tests ran and passed; a file of skipped tests shows nothing."""
-        if not self._report.is_file():
-            return 0
-        cases = ElementTree.parse(self._report).iter("testcase")  # noqa: S314 - pytest wrote it
-        return sum(1 for case in cases if len(case) == 0)
 
-    def summary(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "pytest said nothing"
+def _passed(report: Path) -> frozenset[str]:
+    """The tests that passed: a skipped, failed or broken one has an element that says so."""
+    if not report.is_file():
+        return frozenset()
+    cases = ElementTree.parse(report).iter("testcase")  # noqa: S314 - pytest wrote it
+    return frozenset(
+        f"{case.get('classname')}::{case.get('name')}" for case in cases if len(case) == 0
+    )
 
 
 def _apply(patch: Patch, tree: Path, part: str) -> None:

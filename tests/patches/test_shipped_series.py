@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from pdlaunch import packages, patch_branch, patch_check, series
+from pdlaunch import engine, packages, patch_branch, patch_check, patch_tests, series
 from pdlaunch.console import Terminal
 from pdlaunch.paths import patches_dir
 from pdlaunch.series import Series
@@ -51,6 +51,12 @@ def test_wheel_differs_from_the_published_one_by_the_series_only(
     changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
     expected = {name for name in touched if name.startswith("vllm/")} | {"vllm/_version.py"}
     assert changed == expected
+
+
+@pytest.mark.slow
+def test_tests_of_each_patch_fail_without_it_and_pass_with_it(shipped: Series) -> None:
+    built = engine.ensure("cpu", Terminal())
+    assert list(patch_tests.check(shipped, built, Terminal())) == []
 
 
 def _checksums(wheel: Path) -> dict[str, int]:
