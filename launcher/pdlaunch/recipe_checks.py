@@ -136,7 +136,13 @@ def _pair(recipe: Recipe, shape: ModelShape | None) -> Iterator[Problem]:
             f"up to the {shape.kv_heads} KV heads of {recipe.model} only",
         )
     blocks = sorted((prefill.block_size_tokens, decode.block_size_tokens))
-    if blocks[1] % blocks[0]:
+    if recipe.transfer.mode == "push" and blocks[0] != blocks[1]:
+        yield Problem(
+            ("decode", "block_size_tokens"),
+            f"{decode.block_size_tokens} and prefill.block_size_tokens "
+            f"{prefill.block_size_tokens}: transfer.mode push needs them equal",
+        )
+    elif blocks[1] % blocks[0]:
         yield Problem(
             ("decode", "block_size_tokens"),
             f"{decode.block_size_tokens} and prefill.block_size_tokens "

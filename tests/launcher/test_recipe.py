@@ -91,7 +91,11 @@ def test_unknown_key_far_from_all_lists_the_known_ones(tmp_path: Path) -> None:
             "prefill: {host: localhost}\ndecode: {host: 192.0.2.7}",
             "localhost means another machine to 192.0.2.7",
         ),
-        ("prefill: {block_size_tokens: 96}", "one must divide the other"),
+        ("prefill: {block_size_tokens: 128}", "transfer.mode push needs them equal"),
+        (
+            "transfer: {mode: pull}\nprefill: {block_size_tokens: 96}",
+            "one must divide the other",
+        ),
         (
             "engine: {variant: cuda}\nprefill: {efa_interfaces: 2}",
             "transfer.backends: prefill.efa_interfaces is 2",
