@@ -4,15 +4,16 @@ BIN := .venv/bin
 SET_UP := .venv/set-up
 DEMO := demo
 
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow test-upstream lint format clean
 
 help:
-	@echo "make demo       one question to a real model over prefill and decode, from nothing"
-	@echo "make test       all tests that a change must pass"
-	@echo "make test-slow  what takes too long for every change"
-	@echo "make lint       ruff and mypy"
-	@echo "make format     let ruff format the code"
-	@echo "make clean      remove .venv and caches of tools; engines and models stay cached"
+	@echo "make demo           one question to a real model over prefill and decode, from nothing"
+	@echo "make test           all tests that a change must pass"
+	@echo "make test-slow      what takes too long for every change"
+	@echo "make test-upstream  vLLM's own tests, on the stock and on the patched build"
+	@echo "make lint           ruff and mypy"
+	@echo "make format         let ruff format the code"
+	@echo "make clean          remove .venv and caches of tools; engines and models stay cached"
 
 $(SET_UP): pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -31,6 +32,9 @@ test: $(SET_UP)
 
 test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow
+
+test-upstream: $(SET_UP)
+	$(BIN)/python tests/upstream/run.py
 
 lint: $(SET_UP)
 	$(BIN)/ruff check

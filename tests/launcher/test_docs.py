@@ -1,0 +1,247 @@
+"""What the pages say against what there is: commands, targets, files, metrics, settings."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import pytest
+import yaml
+
+from pdlaunch import recipe_loader, series
+from pdlaunch.cli import cli
+from pdlaunch.series import Series
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")
+STATS = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming/stats.py"
+DESIGN_PAGE = "docs/design/nixl_streaming_push.md"
+_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+)`")
+_SETTING = re.compile(
+    r'(?:option|get_from_extra_config)\(\s*"(push_\w+|kv_lease_duration)",\s*([^()]+?)\s*\)'
+)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Series:
+    return series.load()
+
+
+@pytest.fixture(params=PAGES)
+def page(request: pytest.FixtureRequest) -> str:
+    return (ROOT / request.param).read_text(encoding="utf-8")
+
+
+def test_commands_and_their_options_exist() -> None:
+    lines = [line for name in PAGES for line in shell_lines((ROOT / name).read_text())]
+    inline = [code for name in PAGES for code in inline_code((ROOT / name).read_text())]
+    typed = [words for line in lines if (words := pdlaunch_words(line))]
+    mentioned = [words for code in inline if (words := pdlaunch_words(code))]
+    assert len(typed) > 20 and len(mentioned) > 10
+    for words in typed:
+        parse(words, incomplete=False)
+    for words in mentioned:
+        parse(words, incomplete=True)
+
+
+def test_readme_knows_every_command() -> None:
+    readme = (ROOT / "README.md").read_text()
+    for name, command in cli.commands.items():
+        assert f"pdlaunch {name}" in readme
+        for sub in command.commands if isinstance(command, click.Group) else ():
+            assert f"{name} {sub}" in readme
+
+
+def test_make_targets_exist(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    named = {
+        target
+        for line in (*shell_lines(page), *inline_code(page))
+        if line.startswith("make ")
+        for target in shlex.split(line, comments=True)[1:]
+    }
+    assert named <= targets
+
+
+def test_links_lead_to_files(page: str, request: pytest.FixtureRequest) -> None:
+    name = request.node.callspec.params["page"]
+    for link in re.findall(r"\]\(([^)]+)\)", page):
+        if "://" not in link:
+            assert ((ROOT / name).parent / link.partition("#")[0]).exists(), link
+
+
+def test_paths_lead_to_files(page: str) -> None:
+    folders = "launcher|tests/(?:launcher|patches|e2e|upstream)|recipes"
+    text = "\n".join((*shell_lines(page), *inline_code(page)))
+    for path in re.findall(rf"(?<![\w/])(?:{folders})/[\w./-]*", text):
+        assert (ROOT / path.rstrip(".")).exists(), path
+
+
+def test_recipes_that_are_named_are_shipped() -> None:
+    for name in PAGES:
+        for line in shell_lines((ROOT / name).read_text()):
+            words = pdlaunch_words(line)
+            if words[:1] == ["up"]:
+                recipe_loader.load(recipe_loader.find(words[1]), ())
+
+
+def test_table_of_metrics_is_that_of_the_patches(shipped: Series) -> None:
+    counters = constant(added_lines(shipped, STATS), "_COUNTERS")
+    expected = {
+        f"{name}_total": {
+            label: list(dict.fromkeys(values[position] for values in keys))
+            for position, label in enumerate(labels)
+        }
+        for name, (_, labels, keys) in counters.items()
+    }
+    rows = table((ROOT / "README.md").read_text(), "metric")
+    found = {}
+    for name, labels, *_ in rows:
+        parts = [_CODE.findall(part) for part in labels.split(";")]
+        found[name.strip("`")] = {label: values for label, *values in parts}
+    assert found == expected
+
+
+def test_table_of_settings_is_that_of_the_patches(shipped: Series) -> None:
+    code = "\n".join(
+        added_lines(shipped, path)
+        for path in dict.fromkeys(each.path for patch in shipped.patches for each in patch.touched)
+        if path.startswith("vllm/")
+    )
+    expected = {key: constant(f"VALUE = {value}", "VALUE") for key, value in _SETTING.findall(code)}
+    assert "push_min_bytes" in expected
+    rows = table((ROOT / "README.md").read_text(), "key")
+    found = {key.strip("`"): json.loads(default.strip("`")) for key, default, *_ in rows}
+    assert found == expected
+    for key in expected:
+        assert f"| `{key}` |" in added_lines(shipped, DESIGN_PAGE)
+
+
+def test_modes_are_those_of_recipes() -> None:
+    reference = yaml.safe_load((ROOT / "recipes/reference.yaml").read_text())
+    modes = [
+        row[0].strip("`") for row in table((ROOT / "README.md").read_text(), "`transfer.mode`")
+    ]
+    assert reference["transfer"]["mode"] in modes
+    for mode in modes:
+        recipe_loader.load(recipe_loader.find("tiny-qwen3-cpu"), (f"transfer.mode={mode}",))
+    assert len(modes) == 3
+
+
+def test_version_of_the_base_is_the_same_everywhere(shipped: Series) -> None:
+    version = shipped.upstream.version
+    assert f"vLLM {version}" in (ROOT / "README.md").read_text()
+    assert f"Base: vLLM {version}." in (ROOT / "CHANGELOG.md").read_text()
+    assert f"base-{version}.." in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_changelog_names_every_patch(shipped: Series) -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    for patch in shipped.patches:
+        assert f"- {patch.subject}\n" in changelog
+
+
+def test_nothing_of_this_machine_is_in_tracked_files() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    private = set(of_this_machine())
+    assert len(paths) > 50
+    for path in paths:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            assert not [each for each in private if each in text], path
+
+
+def shell_lines(text: str) -> list[str]:
+    """The commands in a page's blocks of shell."""
+    blocks = [body for language, body in _FENCE.findall(text) if language in ("sh", "")]
+    return [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def inline_code(text: str) -> list[str]:
+    return _CODE.findall(_FENCE.sub("", text))
+
+
+def pdlaunch_words(line: str) -> list[str]:
+    """The arguments of a line that runs pdlaunch; none where it runs something else."""
+    if not line.startswith("pdlaunch "):
+        return []
+    return shlex.split(line, comments=True)[1:]
+
+
+def parse(words: list[str], *, incomplete: bool) -> None:
+    """Fails as the command line would, without running anything."""
+    command: click.Command = cli
+    rest = list(words)
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        assert name in command.commands, f"pdlaunch {shlex.join(words)}"
+        command = command.commands[name]
+    try:
+        command.make_context(command.name, rest, help_option_names=["-h", "--help"])
+    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+        assert incomplete, f"pdlaunch {shlex.join(words)}"
+    except click.ClickException as error:
+        pytest.fail(f"pdlaunch {shlex.join(words)}: {error.format_message()}")
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """The rows of the table whose first column has this heading."""
+    lines = text.splitlines()
+    (start,) = (i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def added_lines(shipped: Series, path: str) -> str:
+    """What the series adds to a file, patch by patch."""
+    return "".join(
+        line.value
+        for patch in shipped.patches
+        for file in patch.diff
+        if file.path == path
+        for hunk in file
+        for line in hunk
+        if line.is_added
+    )
+
+
+def constant(source: str, name: str) -> Any:
+    """A constant of a module that cannot be imported here, from the constants it is made of."""
+    known: dict[str, Any] = {}
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(targets[0], ast.Name) and targets[0].id.strip("_").isupper():
+            known[targets[0].id] = eval(ast.unparse(node.value), known)
+    return known[name]
+
+
+def of_this_machine() -> Iterator[str]:
+    """Where the checkout lies and where pip looks, unless everybody looks there."""
+    yield str(ROOT)
+    settings = [value for key, value in os.environ.items() if key.startswith(("PIP_", "UV_"))]
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    for place in re.findall(r"[^\s'\"]+", "\n".join([*settings, listed.stdout])):
+        url = urlsplit(place)
+        if url.hostname and not url.hostname.endswith(("pypi.org", "pytorch.org")):
+            yield url.hostname
+        elif url.scheme == "file" or place.startswith("/"):
+            yield url.path.rstrip("/")
