@@ -36,7 +36,8 @@ def check(
         for patch in series.patches:
             tested = not only or patch.name in only
             _apply(patch, tree, "--include=tests/*")
-            without = run.tests(patch, "without") if tested else None
+            # One failure shows enough, and some take their time to fail: a timeout each.
+            without = run.tests(patch, "without", "--exitfirst") if tested else None
             _apply(patch, tree, "--exclude=tests/*")
             if without is not None:
                 yield from _judged(patch, without, run.tests(patch, "with"))
@@ -67,10 +68,10 @@ class _Run:
         self._environment = overlay.environment(tree, tools)
         self._reporter = reporter
 
-    def tests(self, patch: Patch, how: str) -> _Outcome:
+    def tests(self, patch: Patch, how: str, *options: str) -> _Outcome:
         report = self._tree.with_name("report.xml")
         report.unlink(missing_ok=True)
-        arguments = [f"--junitxml={report}", "--tb=line", *patch.tests]
+        arguments = [f"--junitxml={report}", "--tb=line", *options, *patch.tests]
         # A file, not a pipe: an engine that a test leaves behind would keep a pipe open.
         log = self._tree.with_name("pytest.log")
         with self._reporter.work(f"{patch.name}: its tests {how} it"), log.open("wb") as output:
