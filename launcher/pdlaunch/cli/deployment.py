@@ -106,8 +106,6 @@ def _print_logs(
                     _print_line(terminal, prefixes[name], line)
             if not grown:
                 time.sleep(_FOLLOW_EVERY_S)
-    except BrokenPipeError:
-        pass
     finally:
         for file in files.values():
             file.close()
