@@ -1,0 +1,88 @@
+"""What several tests wait for and check on a deployment that is up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+import httpx
+
+from answers import Failed
+from questions import salted, some
+from serving import Connection, Deployment, Reference, told
+
+FREED_WITHIN_S = 10.0
+USED_WITHIN_S = 30.0
+# A request whose prefill engine has died.
+ENDED_WITHIN_S = 30.0
+# A new engine, and the router's next health check.
+BACK_WITHIN_S = 300.0
+USAGE = "vllm:kv_cache_usage_perc"
+
+
+async def usage(connection: Connection) -> dict[str, float]:
+    """The share of each engine's KV blocks that requests hold; caches do not count."""
+    metrics = await connection.metrics()
+    return {name: each.value(USAGE) for name, each in metrics.items()}
+
+
+async def wait_until_used(connection: Connection, engine: str) -> None:
+    async def used() -> bool:
+        return (await usage(connection))[engine] > 0
+
+    assert await _until(used, USED_WITHIN_S), f"{engine} holds no blocks"
+
+
+async def wait_until_freed(connection: Connection) -> None:
+    async def freed() -> bool:
+        return not any((await usage(connection)).values())
+
+    assert await _until(freed, FREED_WITHIN_S), (
+        f"blocks are still held: {await usage(connection)}, {await connection.moved()}"
+    )
+
+
+async def check_answers(connection: Connection, reference: Reference, salt: str) -> None:
+    """Ask a few questions whose KV has to move."""
+    asked = some(12)
+    answers = await connection.ask_all(salted(asked, salt))
+    assert reference.differences(asked, answers) == []
+
+
+def kill_prefill(deployment: Deployment) -> None:
+    os.killpg(deployment.record().pids[deployment.prefill.name], signal.SIGKILL)
+
+
+async def wait_until_back(connection: Connection, reference: Reference) -> None:
+    """After prefill's death: the pair works again, with the same decode engine and router."""
+    deployment = connection.deployment
+
+    async def works() -> bool:
+        try:
+            await connection.ask(some(20)[0].salted(f"back {time.monotonic()}"))
+        except (Failed, httpx.HTTPError):
+            return False
+        return True
+
+    pids = deployment.record().pids
+    assert await _until(works, BACK_WITHIN_S), told(deployment.log(deployment.prefill.name))
+    before = await connection.moved()
+    await check_answers(connection, reference, "back")
+    moved = await connection.moved_since(before, lambda moved: moved.transfers_completed > 0)
+    assert moved.transfers_completed > 0
+    now = deployment.record()
+    assert now.restarts == {deployment.prefill.name: 1}
+    for unchanged in (deployment.decode.name, "router"):
+        assert now.pids[unchanged] == pids[unchanged]
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], within_s: float) -> bool:
+    deadline_s = time.monotonic() + within_s
+    while not await condition():
+        if time.monotonic() > deadline_s:
+            return False
+        await asyncio.sleep(0.1)
+    return True

@@ -1,0 +1,189 @@
+"""Streaming push with prefix caching: same answers, KV on its way early, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from answers import Failed, at_once, new_id
+from checks import (
+    ENDED_WITHIN_S,
+    check_answers,
+    kill_prefill,
+    wait_until_back,
+    wait_until_freed,
+    wait_until_used,
+)
+from questions import EVERYTHING, HALVES, Question, salted, some, words
+from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
+
+ABORTS = 50
+ABORTS_AT_ONCE = 5
+
+
+@pytest.fixture(scope="module")
+def pair(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with deployed(TINY, "e2e-push", tmp_path_factory.mktemp("push")) as deployment:
+        yield deployment
+
+
+@pytest.mark.parametrize("first", ["both legs at once", "decode"])
+def test_kv_moves_while_the_prompt_is_computed(pair: Deployment, first: str) -> None:
+    prompts = [
+        Question("2000 tokens", prompt=words(2000, f"{first} {n}"), answer_tokens=2)
+        for n in range(3)
+    ]
+
+    async def work(connection: Connection) -> None:
+        before = await connection.moved()
+        for prompt in prompts:
+            if first == "decode":
+                await connection.legs.decode_first(prompt)
+            else:
+                await connection.ask(prompt)
+        moved = await connection.moved_since(
+            before, lambda moved: moved.transfers_completed >= len(prompts)
+        )
+        assert moved.transfers_completed == len(prompts)
+        assert moved.registrations_before_prefill_end == len(prompts)
+        assert moved.bytes_during_prefill >= 0.85 * moved.bytes_moved > 0, moved
+
+    pair.run(work)
+
+
+def test_answers_are_those_of_one_engine(pair: Deployment, reference: Reference) -> None:
+    async def work(connection: Connection) -> None:
+        # Twice: the second time, both engines find the prompts in their prefix caches.
+        for stream in (False, True):
+            answers = await connection.ask_all(salted(EVERYTHING, "all"), stream=stream)
+            assert reference.differences(EVERYTHING, answers) == []
+
+    pair.run(work)
+
+
+def test_answers_with_legs_one_after_the_other(pair: Deployment, reference: Reference) -> None:
+    asked = some(4)
+
+    async def work(connection: Connection) -> None:
+        answers = await at_once(connection.legs.in_sequence, salted(asked, "sequence"), AT_ONCE)
+        assert reference.differences(asked, answers) == []
+
+    pair.run(work)
+
+
+def test_answers_with_decode_first(pair: Deployment, reference: Reference) -> None:
+    asked = some(4)
+
+    async def work(connection: Connection) -> None:
+        legs = connection.legs
+        answers = await at_once(legs.decode_first, salted(asked, "decode first"), AT_ONCE)
+        assert reference.differences(asked, answers) == []
+
+    pair.run(work)
+
+
+@pytest.mark.parametrize("cached_on", ["prefill", "decode"])
+def test_answers_when_one_side_has_a_prefix_cached(
+    pair: Deployment, reference: Reference, cached_on: str
+) -> None:
+    asked = salted(HALVES, f"cached on {cached_on}")
+    engine = pair.prefill if cached_on == "prefill" else pair.decode
+
+    async def work(connection: Connection) -> None:
+        for each in asked:
+            half = each.prompt[: len(each.prompt) // 2]
+            await connection.ask_engine(engine, Question("half", prompt=half, salt=each.salt))
+        before = await connection.moved()
+        answers = await connection.ask_all(asked)
+        assert reference.differences(asked, answers) == []
+        moved = await connection.moved_since(
+            before, lambda moved: moved.transfers_completed >= len(asked)
+        )
+        assert moved.transfers_completed == len(asked)
+
+    pair.run(work)
+
+
+def test_aborted_requests_leave_nothing(pair: Deployment, reference: Reference) -> None:
+    moments = random.Random(5)
+
+    async def work(connection: Connection) -> None:
+        began_s = time.monotonic()
+        await connection.ask(Question("usual", prompt=words(1500, "usual")))
+        usual_s = time.monotonic() - began_s
+
+        async def aborted(number: int) -> bool:
+            question = Question(
+                f"abort {number}", prompt=words(moments.randint(1, 3000), f"abort {number}")
+            )
+            asking = asyncio.create_task(connection.ask(question, stream=number % 2 == 0))
+            await asyncio.sleep(moments.uniform(0, usual_s * 1.5))
+            in_time = not asking.done()
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
+            return in_time
+
+        were_aborted = await at_once(aborted, range(ABORTS), ABORTS_AT_ONCE)
+        assert sum(were_aborted) >= ABORTS / 2
+        await wait_until_freed(connection)
+        await check_answers(connection, reference, "after aborts")
+
+    pair.run(work)
+
+
+def test_a_decode_leg_alone_leaves_nothing(pair: Deployment, reference: Reference) -> None:
+    async def work(connection: Connection) -> None:
+        question = Question("alone", prompt=words(1000, "decode alone"))
+        leg = asyncio.create_task(connection.legs.decode_leg(question, new_id()))
+        await wait_until_used(connection, pair.decode.name)
+        leg.cancel()
+        with suppress(asyncio.CancelledError):
+            await leg
+        await wait_until_freed(connection)
+        await check_answers(connection, reference, "after a decode leg")
+
+    pair.run(work)
+
+
+def test_an_aborted_prefill_leg_leaves_nothing(pair: Deployment, reference: Reference) -> None:
+    async def work(connection: Connection) -> None:
+        question = Question("alone", prompt=words(6000, "prefill alone"))
+        leg = asyncio.create_task(connection.legs.prefill_leg(question, new_id()))
+        await wait_until_used(connection, pair.prefill.name)
+        leg.cancel()
+        with suppress(asyncio.CancelledError):
+            await leg
+        await wait_until_freed(connection)
+        await check_answers(connection, reference, "after a prefill leg")
+
+    pair.run(work)
+
+
+def test_prefill_killed_while_decode_waits_fails_the_request(
+    pair: Deployment, reference: Reference
+) -> None:
+    """Last in this file: prefill is another process afterwards."""
+
+    async def work(connection: Connection) -> None:
+        waiting = asyncio.create_task(
+            connection.legs.decode_leg(Question("lost", prompt=words(1000, "lost")), new_id())
+        )
+        await wait_until_used(connection, pair.decode.name)
+        kill_prefill(pair)
+        began_s = time.monotonic()
+        with pytest.raises(Failed) as failure:
+            await asyncio.wait_for(waiting, ENDED_WITHIN_S)
+        assert failure.value.status >= 500
+        local = some(9)[0]
+        answer = await connection.ask_engine(pair.decode, local.salted("local"))
+        assert reference.differences((local,), [answer]) == []
+        assert time.monotonic() - began_s < ENDED_WITHIN_S
+        await wait_until_back(connection, reference)
+
+    pair.run(work)
