@@ -20,11 +20,14 @@ $(SET_UP): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
+# The question is one short chunk of prefill; the second prompt has several, so that most of its KV
+# moves while prefill runs.
 # Whatever happens in between, all is taken down at the end: the name belongs to this target.
 demo: $(SET_UP)
 	@trap '$(BIN)/pdlaunch down $(DEMO)' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	$(BIN)/pdlaunch up smollm2-135m-cpu --name $(DEMO) --detach && \
 	$(BIN)/pdlaunch ask $(DEMO) "What is the capital of France?" && \
+	$(BIN)/pdlaunch ask $(DEMO) "$$(head -c 3000 README.md)" --max-tokens 24 && \
 	$(BIN)/pdlaunch status $(DEMO)
 
 test: $(SET_UP)
