@@ -231,4 +231,5 @@ def telling_lines(log: Path) -> list[str]:
 def doing(log: Path) -> str:
     """What a process says it is doing: its last proper log line, without the logger's prefix."""
     lines = [_PREFIX.sub("", line).strip() for line in tail(log, 40) if _PREFIX.match(line)]
-    return lines[-1][:80] if lines else "starting"
+    said = [line for line in lines if line]
+    return said[-1][:80] if said else "starting"
