@@ -14,6 +14,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 SEED = 20260101
 VOCABULARY = 512
 WEIGHT_STD = 0.08
+# Random queries attend to everything alike, and one wrong block among a hundred would not show.
+# Longer ones attend to a few positions each; still longer ones amplify rounding.
+QUERY_SCALE = 2.0
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -85,11 +88,11 @@ def make_model(eos: int, pad: int) -> Qwen3ForCausalLM:
     with torch.no_grad():
         # In order of name and from a generator of our own: the library's way to initialise
         # may change between releases, the model must not.
-        for _, parameter in sorted(model.named_parameters()):
+        for name, parameter in sorted(model.named_parameters()):
             if parameter.dim() > 1:
                 parameter.normal_(std=WEIGHT_STD, generator=random)
             else:
-                parameter.fill_(1.0)
+                parameter.fill_(QUERY_SCALE if name.endswith("q_norm.weight") else 1.0)
     model.generation_config = GenerationConfig(eos_token_id=eos, pad_token_id=pad)
     return model
 
