@@ -53,11 +53,8 @@ class Record(BaseModel):
         """The process that owns the deployment, if it still lives."""
         with suppress(psutil.Error):
             process = psutil.Process(self.supervisor_pid)
-            if (
-                abs(process.create_time() - self.supervisor_created_s) < 1
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                return process
+            same = abs(process.create_time() - self.supervisor_created_s) < 1
+            return process if same and leftovers.is_alive(process) else None
         return None
 
 

@@ -21,7 +21,7 @@ TAG = "PDLAUNCH_LAUNCH_ID"
 PROCESS_TAG = "PDLAUNCH_PROCESS"
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - read to find what children left there
-_KILL_BOUND_S = 15.0
+KILL_BOUND_S = 30.0
 _MAPPED = re.compile(rb"\s(/dev/shm/[^\n]+)")
 
 
@@ -63,16 +63,29 @@ def kill(
 ) -> list[int]:
     """Kill what is left of a launch, or of one of its processes; the pids that would not die."""
     files = set(shared_memory)
-    deadline = time.monotonic() + _KILL_BOUND_S
-    # One pass is not enough: what is killed may have forked meanwhile.
-    while (alive := tagged(launch_id, name)) and time.monotonic() < deadline:
+    deadline = time.monotonic() + KILL_BOUND_S
+    # One pass is not enough: what is killed may have forked meanwhile. And a large process takes
+    # its time to end: it has no memory and so no tag any more, and still holds its files.
+    dying: set[psutil.Process] = set()
+    while True:
+        alive = tagged(launch_id, name)
         files |= shared_memory_of(alive)
         for process in alive:
             with suppress(psutil.Error):
                 process.kill()
+        dying = {process for process in dying.union(alive) if is_alive(process)}
+        if not dying or time.monotonic() > deadline:
+            break
         time.sleep(0.05)
     remove_shared_memory(files)
-    return [process.pid for process in alive]
+    return sorted(process.pid for process in dying)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it is the same process still, and not merely waiting to be reaped."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def remove_shared_memory(files: Iterable[Path]) -> None:

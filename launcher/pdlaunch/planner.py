@@ -38,6 +38,9 @@ ROUTER_ARGS: Mapping[str, JsonValue] = {
     "health-check-interval-secs": 5,
 }
 
+# Asked every few seconds by the router; a log of nothing else tells nothing.
+ENGINE_ARGS: Mapping[str, JsonValue] = {"disable-access-log-for-endpoints": "/health,/metrics"}
+
 # Made for pdlaunch's own interpreter, not for the engine's.
 PYTHON_ENV = ("PYTHONHOME", "PYTHONPATH")
 # vLLM's older name for the size of the KV cache; an inherited value would override the plan's.
@@ -272,7 +275,7 @@ class _Planner:
             recipe.transfer, role, f"{recipe.name}-{name}-{self._facts.launch_id}"
         )
         yield from ("--kv-transfer-config", json.dumps(config))
-        yield from flags(overlay(recipe.engine.args, section.args))
+        yield from flags(overlay(ENGINE_ARGS, recipe.engine.args, section.args))
 
     def _base_env(self, section: RoleSection) -> dict[str, str]:
         env = {"VLLM_NO_USAGE_STATS": "1"}

@@ -155,9 +155,12 @@ class ProcessBackend:
                     with suppress(psutil.Error):
                         member.terminate()
             await asyncio.sleep(_POLL_S)
-        for member in self._members():
-            with suppress(psutil.Error):
-                member.kill()
+        give_up_at_s = time.monotonic() + leftovers.KILL_BOUND_S
+        while (members := self._members()) and time.monotonic() < give_up_at_s:
+            for member in members:
+                with suppress(psutil.Error):
+                    member.kill()
+            await asyncio.sleep(_POLL_S)
         survivors = await asyncio.to_thread(
             leftovers.sweep, self._launch_id, frozenset(self._shared_memory)
         )
@@ -193,15 +196,9 @@ class ProcessBackend:
             with suppress(psutil.Error):
                 leader = psutil.Process(child.popen.pid)
                 self._seen.update((leader, *leader.children(recursive=True)))
-        self._seen = {process for process in self._seen if _is_alive(process)}
+        self._seen = {process for process in self._seen if leftovers.is_alive(process)}
         self._shared_memory |= leftovers.shared_memory_of(self._seen)
         return list(self._seen)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def tail(log: Path, lines: int) -> list[str]:

@@ -148,6 +148,23 @@ def test_scratch_folder_of_a_launch_goes_with_it(tmp_path: Path) -> None:
     assert not scratch.exists()
 
 
+def test_shared_memory_of_a_large_process_that_is_killed_goes(tmp_path: Path) -> None:
+    backend = ProcessBackend("shme0001", tmp_path)
+    # Ending takes long where much memory has to be given back, and files are closed last.
+    code = (
+        "import os, time\n"
+        "held = open(f'/dev/shm/pdlaunch_test_{os.getpid()}', 'w')\n"
+        "memory = bytearray(os.urandom(4096)) * 100_000\n"
+        "print('made', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    backend.start(process(*python(code)))
+    assert until(lambda: tail(backend.log("prefill-0"), 1) == ["made"])
+    assert leftovers.sweep("shme0001") == []
+    assert not list(Path("/dev/shm").glob("pdlaunch_test_*"))
+    stop(backend)
+
+
 def test_shared_memory_that_somebody_still_uses_stays(tmp_path: Path) -> None:
     path = Path(f"/dev/shm/pdlaunch_test_used_{os.getpid()}")
     with path.open("w+b"):
