@@ -56,10 +56,9 @@ def install_vllm(root: Path, packages: Path, wheel: Path, reporter: Reporter) ->
     _create(root, "--without-pip")
     hook = f"import site; site.addsitedir({str(site_packages(packages))!r})\n"
     (site_packages(root) / "pdlaunch_packages.pth").write_text(hook, encoding="utf-8")
-    own = ["--python", str(root / "bin" / "python")]
-    _Pip(packages, reporter, log_file(root), own).install(
-        f"installing {wheel.name}", ["--no-deps", "--no-index", str(wheel)]
-    )
+    # pip itself is one of the packages.
+    own = ["--no-deps", "--no-index", str(wheel)]
+    _Pip(root, reporter).install(f"installing {wheel.name}", own)
     for program in (packages / "bin").iterdir():
         link = root / "bin" / program.name
         if not program.name.startswith(("python", "pip", "activate")) and not link.exists():
@@ -97,14 +96,12 @@ def clean_environment() -> dict[str, str]:
 
 
 class _Pip:
-    """pip of one environment, which may install into another one."""
+    """pip of one environment."""
 
-    def __init__(
-        self, root: Path, reporter: Reporter, log: Path | None = None, options: Sequence[str] = ()
-    ) -> None:
-        self._command = [str(root / "bin" / "python"), "-m", "pip", *options, "install"]
+    def __init__(self, root: Path, reporter: Reporter) -> None:
+        self._command = [str(root / "bin" / "python"), "-m", "pip", "install"]
         self._reporter = reporter
-        self._log = log or log_file(root)
+        self._log = log_file(root)
 
     def install(self, label: str, arguments: Sequence[str]) -> None:
         if not self.try_install(label, arguments):

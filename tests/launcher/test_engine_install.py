@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_upstream import FakeReporter, published_in
+from fake_upstream import TAG, FakeReporter, published_in
 from pdlaunch import engine, engine_install
 from pdlaunch.engine import Engine
 from pdlaunch.errors import PdError
@@ -24,6 +24,10 @@ PACKAGES = {
     "gguf": ("0.19.0", ""),
     "idna": ("3.20", ""),
 }
+
+
+# What the one build of this module reports.
+SAID = FakeReporter()
 
 
 def publish_package(folder: Path, name: str) -> None:
@@ -52,11 +56,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         patch.setattr("platform.machine", lambda: "x86_64")
         for name in PACKAGES:
             publish_package(upstream.published, name)
-        yield engine.ensure("cpu", FakeReporter())
+        yield engine.ensure("cpu", SAID)
 
 
 def run(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_build_is_reported_phase_by_phase(built: Engine) -> None:
+    assert [said for said in SAID.said if said.startswith("installing")] == [
+        "installing torch==2.13.0+cpu",
+        "installing what vLLM needs",
+        "installing nixl-cu12==1.5.1",
+        "installing nixl 1.5.1",
+        "installing the router and tools",
+        f"installing vllm-{built.version}-{TAG}.whl",
+    ]
 
 
 def test_engine_imports_its_vllm_and_its_packages(built: Engine) -> None:
@@ -93,23 +108,21 @@ def test_torchvision_beside_cpu_torch_is_complained_about(built: Engine) -> None
     intruder.rmdir()
 
 
-def test_phases_are_reported(tmp_path: Path) -> None:
+def test_missing_torch_says_how_to_get_it(built: Engine) -> None:
     reporter = FakeReporter()
-    with published_in(tmp_path) as upstream, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "load_series", upstream.series)
-        patch.setattr("platform.machine", lambda: "x86_64")
-        with pytest.raises(PdError) as caught:
-            engine.ensure("cpu", reporter)
-    assert reporter.said[-2:] == [
-        "installing torch==2.13.0+cpu",
-        "installing torch==2.13.0+cpu from PyTorch's index",
+    pip = engine_install._Pip(engine.packages_of(built), reporter)
+    with pytest.raises(PdError) as caught:
+        engine_install._install_torch(pip, "torch==9.9+cpu", "cpu")
+    assert reporter.said == [
+        "installing torch==9.9+cpu",
+        "installing torch==9.9+cpu from PyTorch's index",
     ]
     text = str(caught.value)
-    assert "installing torch==2.13.0+cpu failed: No matching distribution found" in text
-    assert "PIP_FIND_LINKS" in text
+    assert "installing torch==9.9+cpu failed: No matching distribution found" in text
     assert "pip download" in text
+    assert "PIP_FIND_LINKS" in text
     assert caught.value.where is not None
-    assert "torch" in Path(caught.value.where).read_text()
+    assert "torch==9.9+cpu" in Path(caught.value.where).read_text()
 
 
 def test_environment_keeps_foreign_packages_out(monkeypatch: pytest.MonkeyPatch) -> None:
