@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +23,8 @@ PROCESS_TAG = "PDLAUNCH_PROCESS"
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - read to find what children left there
 KILL_BOUND_S = 30.0
-_MAPPED = re.compile(rb"\s(/dev/shm/[^\n]+)")
+# Address, permissions, offset, device, inode, path.
+_MAPPED = re.compile(rb"^(?:\S+ ){4}(\d+)\s+/dev/shm/", re.MULTILINE)
 
 
 def scratch_dir(launch_id: str) -> Path:
@@ -48,7 +50,10 @@ def tagged(launch_id: str, name: str | None = None) -> list[psutil.Process]:
 
 def shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:
     """Files in shared memory that these processes use."""
-    return {path for process in processes for path in _shared_memory_of(process.pid)}
+    used: set[int] = set()
+    for process in processes:
+        used |= _shared_inodes_of(process.pid)
+    return {path for path, inode in _shared_files() if inode in used}
 
 
 def sweep(launch_id: str, shared_memory: Iterable[Path] = ()) -> list[int]:
@@ -90,33 +95,42 @@ def is_alive(process: psutil.Process) -> bool:
 
 def remove_shared_memory(files: Iterable[Path]) -> None:
     """Remove files of ours that no living process uses any more."""
-    left = {path for path in files if _is_ours(path)}
+    wanted = set(files)
+    left = {path: inode for path, inode in _shared_files() if path in wanted}
     if not left:
         return
+    used: set[int] = set()
     for pid in _pids():
-        left -= set(_shared_memory_of(pid))
-    for path in left:
-        with suppress(OSError):
-            path.unlink()
+        used |= _shared_inodes_of(pid)
+    for path, inode in left.items():
+        if inode not in used:
+            with suppress(OSError):
+                path.unlink()
 
 
-def _is_ours(path: Path) -> bool:
+def _shared_files() -> Iterator[tuple[Path, int]]:
+    """This user's files in shared memory, and their inodes."""
     with suppress(OSError):
-        return path.lstat().st_uid == os.getuid() and path.is_file()
-    return False
+        for path in _SHARED_MEMORY.iterdir():
+            with suppress(OSError):
+                status = path.lstat()
+                if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
+                    yield path, status.st_ino
 
 
 def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
 
 
-def _shared_memory_of(pid: int) -> Iterator[Path]:
+def _shared_inodes_of(pid: int) -> set[int]:
+    """Inodes, for a semaphore is mapped under a temporary name that is gone at once."""
+    inodes: set[int] = set()
     with suppress(OSError):
-        for match in set(_MAPPED.findall(Path(f"/proc/{pid}/maps").read_bytes())):
-            yield Path(os.fsdecode(match))
+        maps = Path(f"/proc/{pid}/maps").read_bytes()
+        inodes.update(int(inode) for inode in _MAPPED.findall(maps))
     with suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                target = descriptor.readlink()
-                if target.parent == _SHARED_MEMORY:
-                    yield target
+                if descriptor.readlink().parent == _SHARED_MEMORY:
+                    inodes.add(descriptor.stat().st_ino)
+    return inodes

@@ -165,6 +165,23 @@ def test_shared_memory_of_a_large_process_that_is_killed_goes(tmp_path: Path) ->
     stop(backend)
 
 
+def test_semaphores_of_a_killed_process_go(tmp_path: Path) -> None:
+    backend = ProcessBackend("sema0001", tmp_path)
+    code = (
+        "import multiprocessing, os, time\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        "print(lock._semlock.name, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    backend.start(process(*python(code)))
+    assert until(lambda: bool(tail(backend.log("prefill-0"), 1)))
+    name = tail(backend.log("prefill-0"), 1)[0].removeprefix("/")
+    assert Path(f"/dev/shm/sem.{name}").exists()
+    assert leftovers.sweep("sema0001") == []
+    assert not Path(f"/dev/shm/sem.{name}").exists()
+    stop(backend)
+
+
 def test_shared_memory_that_somebody_still_uses_stays(tmp_path: Path) -> None:
     path = Path(f"/dev/shm/pdlaunch_test_used_{os.getpid()}")
     with path.open("w+b"):
