@@ -24,9 +24,11 @@ from pdlaunch.upstream import Upstream
 
 # What upstream's unit tests import beyond what an engine needs.
 _TEST_TOOLS = ("pytest>=8,<10", "pytest-asyncio>=1,<2", "pytest-timeout>=2,<3", "tblib>=3,<4")
-# Ray is imported by tests that do not start it. What it depends on is the engine's: a second
-# copy would come before the engine's own.
-_TEST_TOOLS_ALONE = ("ray>=2,<3", "msgpack>=1,<2")
+# Imported at the top of files most of whose tests do without it; those that start a cluster
+# fail at once instead of hanging. vLLM itself takes it for absent, as in the engine.
+_RAY = """def __getattr__(name):
+    raise AttributeError(f"ray.{name}: there is no Ray here")
+"""
 # Upstream's unit tests name these models but read nothing of them but the configuration.
 _OPT: dict[str, object] = {
     "architectures": ["OPTForCausalLM"],
@@ -102,22 +104,22 @@ def ensure_test_tools(engine: Engine, reporter: Reporter) -> Path:
     packages = packages_of(engine)
     tools = packages / "test-tools"
     done = tools / "complete.json"
-    wanted = json.dumps([_TEST_TOOLS, _TEST_TOOLS_ALONE, _MODEL_CONFIGS])
+    wanted = json.dumps([_TEST_TOOLS, _RAY, _MODEL_CONFIGS])
     with FileLock(packages / ".test-tools.lock"):
         if not done.is_file() or done.read_text(encoding="utf-8") != wanted:
             shutil.rmtree(tools, ignore_errors=True)
             with reporter.work("installing pytest for upstream's tests"):
-                _install(packages, tools, _TEST_TOOLS)
-                _install(packages, tools, ("--no-deps", *_TEST_TOOLS_ALONE))
+                _install(packages, tools)
+            (tools / "ray.py").write_text(_RAY, encoding="utf-8")
             _write_model_configs(_hub_cache(tools))
             done.write_text(wanted, encoding="utf-8")
     return tools
 
 
-def _install(packages: Path, tools: Path, wanted: Sequence[str]) -> None:
+def _install(packages: Path, tools: Path) -> None:
     command = ["-m", "pip", "install", "--upgrade", "--target", str(tools)]
     result = subprocess.run(
-        [str(packages / "bin" / "python"), *command, *wanted],
+        [str(packages / "bin" / "python"), *command, *_TEST_TOOLS],
         capture_output=True,
         text=True,
         check=False,

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,10 +33,14 @@ from pdlaunch.series import load as load_series
 FILES = ("tests/v1/kv_connector/unit/test_*.py", "tests/v1/core/test_*.py")
 # Connectors of other projects: their tests take long and touch nothing that the series touches.
 OTHERS = ("flexkv", "hf3fs", "lmcache", "mooncake", "moriio")
+PLUGIN = Path(__file__).resolve().parent / "plugin" / "frozen_heap.py"
 TEST_LIMIT_S = 300
 # pytest's exit codes for a run to the end, whatever its tests did.
 RAN = (0, 1)
 PASSED = "passed"
+# Process groups of pytest, for whoever interrupts.
+RUNNING: set[int] = set()
+STOPPED = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class Build:
         report = self.logs / f"{self.name}-{label}.xml"
         report.unlink(missing_ok=True)
         options = [
+            "-p",
+            PLUGIN.stem,
             f"--junitxml={report}",
             "--continue-on-collection-errors",
             f"--timeout={TEST_LIMIT_S}",
@@ -63,24 +70,32 @@ class Build:
             "-o",
             "junit_logging=no",
         ]
+        environment = overlay.environment(self.tree, self.tools)
         with report.with_suffix(".log").open("wb") as log:
             # A session of its own: tests may leave engines behind.
             process = subprocess.Popen(
                 overlay.pytest_command(self.engine, [*options, *selection]),
                 cwd=self.tree,
-                env=overlay.environment(self.tree, self.tools)
-                # Two runs share the cores; more threads than cores make every test slower.
-                | {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"},
+                env=environment
+                | {
+                    "PYTHONPATH": os.pathsep.join((environment["PYTHONPATH"], str(PLUGIN.parent))),
+                    # Runs share the cores: more threads than cores make every test slower.
+                    "OMP_NUM_THREADS": "1",
+                    "VLLM_CPU_KVCACHE_SPACE": "1",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            RUNNING.add(process.pid)
             try:
+                if STOPPED.is_set():
+                    _end_group(process.pid)
                 code = process.wait()
             finally:
                 _end_group(process.pid)
-                process.wait()
+                RUNNING.discard(process.pid)
         return _outcomes(report), code in RAN and report.is_file()
 
 
@@ -105,6 +120,8 @@ class Tally:
 
 def main() -> int:
     options = _arguments()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     terminal = Terminal()
     started = time.monotonic()
     try:
@@ -243,6 +260,8 @@ def _outcomes(report: Path) -> dict[str, str]:
         return {}
     outcomes: dict[str, str] = {}
     for case in ElementTree.parse(report).iter("testcase"):
+        if "file" not in case.attrib:
+            continue  # a file that cannot be imported has no tests
         tags = {child.tag for child in case}
         outcome = next((tag for tag in ("error", "failure", "skipped") if tag in tags), PASSED)
         test = _node_id(case.attrib)
@@ -253,10 +272,18 @@ def _outcomes(report: Path) -> dict[str, str]:
 
 
 def _node_id(case: Mapping[str, str]) -> str:
-    file = case.get("file", "")
+    file = case["file"]
     module = file.removesuffix(".py").replace("/", ".")
     classes = case.get("classname", "").removeprefix(module).strip(".")
     return "::".join([file, *(classes.split(".") if classes else ()), case["name"]])
+
+
+def _stop(number: int, _frame: object) -> None:
+    """Leaves nothing running: threads that wait for pytest see it end."""
+    STOPPED.set()
+    for group in tuple(RUNNING):
+        _end_group(group)
+    sys.exit(128 + number)
 
 
 def _end_group(group: int) -> None:

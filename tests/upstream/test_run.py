@@ -14,6 +14,7 @@ REPORT = """<testsuites><testsuite>
 <testcase classname="tests.v1.test_a" name="gpu" file="tests/v1/test_a.py"><skipped/></testcase>
 <testcase classname="tests.v1.test_a" name="test_left" file="tests/v1/test_a.py"/>
 <testcase classname="tests.v1.test_a" name="test_left" file="tests/v1/test_a.py"><error/></testcase>
+<testcase time="0.0"><error message="collection failure"/></testcase>
 </testsuite></testsuites>"""
 
 
