@@ -102,17 +102,18 @@ def environment(tree: Path, tools: Path) -> dict[str, str]:
 def ensure_test_tools(engine: Engine, reporter: Reporter) -> Path:
     """pytest and its plugins, in a folder beside the engine's packages, not among them."""
     packages = packages_of(engine)
-    tools = packages / "test-tools"
-    done = tools / "complete.json"
-    wanted = json.dumps([_TEST_TOOLS, _RAY, _MODEL_CONFIGS])
+    content = json.dumps([_TEST_TOOLS, _RAY, _MODEL_CONFIGS])
+    # Another content is another folder: tests may be running on this one.
+    tools = packages / f"test-tools-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    done = tools / ".complete"
     with FileLock(packages / ".test-tools.lock"):
-        if not done.is_file() or done.read_text(encoding="utf-8") != wanted:
+        if not done.exists():
             shutil.rmtree(tools, ignore_errors=True)
             with reporter.work("installing pytest for upstream's tests"):
                 _install(packages, tools)
             (tools / "ray.py").write_text(_RAY, encoding="utf-8")
             _write_model_configs(_hub_cache(tools))
-            done.write_text(wanted, encoding="utf-8")
+            done.touch()
     return tools
 
 
