@@ -18,19 +18,12 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 BYTES_A_PROMPT = 4096
 
-ORPHAN = """
-import mmap, os, signal, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-path = "/dev/shm/pdlaunch_test_" + sys.argv[1]
-with open(path, "w+b") as file:
-    file.truncate(4096)
-    memory = mmap.mmap(file.fileno(), 4096)
-    time.sleep(600)
-"""
+ORPHAN = Path(__file__).with_name("shared_file.py")
 
 program, *argv = sys.argv[1:]
 words = [word.partition("=") for word in os.environ.get("FAKE_ENGINE", "").split()]
@@ -48,7 +41,7 @@ def serve() -> None:
     if "deaf" in quirks:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "orphan" in quirks:
-        subprocess.Popen([sys.executable, "-c", ORPHAN, one["--port"]], start_new_session=True)
+        subprocess.Popen([sys.executable, str(ORPHAN), one["--port"]], start_new_session=True)
     print(f"INFO 11-29 10:00:00 [api.py:1] serving on {one['--port']}", flush=True)
     server = ThreadingHTTPServer((one["--host"], int(one["--port"])), Handler)
     server.daemon_threads = True

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import pytest
 from fake_upstream import FakeReporter
 from pdlaunch import cli, deployments, engine, leftovers, models
 from pdlaunch.engine import Engine
+from shared_file import mark_of
 
 FAKE = Path(__file__).with_name("fake_engine.py")
 RECIPE = """
@@ -128,25 +130,24 @@ def enter(namespace: str) -> None:
 
 
 def fake_processes() -> list[psutil.Process]:
-    """Living fake engines and guardians, whoever started them."""
+    """Living processes of this test's deployments: other tests may run beside it."""
     found = []
     for process in psutil.process_iter():
         try:
+            ours = process.environ().get("XDG_STATE_HOME") == os.environ["XDG_STATE_HOME"]
             line = " ".join(process.cmdline())
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
         except psutil.Error:
             continue
-        if str(FAKE) in line or "pdlaunch.guardian" in line or "pdlaunch_test_" in line:
+        if ours and any(word in line for word in (str(FAKE), "pdlaunch.guardian", "shared_file")):
             found.append(process)
     return found
 
 
 def leftover_files() -> list[Path]:
-    return [
-        *Path("/dev/shm").glob("pdlaunch_test_*"),
-        *leftovers.scratch_dir("x").parent.glob("pdlaunch-????????"),
-    ]
+    """What this test's deployments have in shared memory and in their temporary folders."""
+    mark = mark_of(os.environ["XDG_STATE_HOME"])
+    scratch = leftovers.scratch_dir("any").parent
+    return [*Path("/dev/shm").glob(f"{mark}*"), *scratch.glob("pdlaunch-*")]
 
 
 def until(condition: Callable[[], bool], within_s: float = 60) -> bool:
@@ -161,6 +162,9 @@ def until(condition: Callable[[], bool], within_s: float = 60) -> bool:
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path / "state"
 
 
