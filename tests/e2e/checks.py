@@ -19,7 +19,7 @@ USED_WITHIN_S = 30.0
 # A request whose prefill engine has died.
 ENDED_WITHIN_S = 30.0
 # A new engine, and the router's next health check.
-BACK_WITHIN_S = 300.0
+BACK_WITHIN_S = 600.0
 USAGE = "vllm:kv_cache_usage_perc"
 
 
