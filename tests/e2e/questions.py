@@ -56,9 +56,9 @@ def words(tokens: int, seed: object) -> tuple[int, ...]:
 
 
 def _lengths() -> Iterable[int]:
-    yield from (1, 2, 3, 7, 17, 100, 300, 700, 1500, 2000, 3000, 4000)
+    yield from (1, 2, 3, 5, 7, 13, 17, 50, 100, 150, 200, 300, 700, 1500, 2000, 3000, 4000)
     # Around the ends of blocks; 8, 16, 24 and so on are the ends of 256-token chunks as well.
-    for blocks in (1, 2, 3, 4, 7, 8, 9, 15, 16, 24, 31, 32, 48, 63, 93, 124):
+    for blocks in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 24, 32, 124):
         end = blocks * BLOCK_TOKENS
         yield from (end - 1, end, end + 1)
 
@@ -88,18 +88,16 @@ HALVES = tuple(
         (512, 256, 513),
         (1024, 500, 1024),
         (2000, 1000, 2000),
-        (3000, 1504, 2999),
         (2000, 1024, 1024),
         (1500, 1500, 1501),
-        (4000, 2016, 4000),
     )
 )
 EVERYTHING = (*COMPLETIONS, *CHATS, *HALVES)
 
 
-def some(step: int) -> tuple[Question, ...]:
-    """Every so many of all, short ones and long ones."""
-    return EVERYTHING[::step]
+def some(step: int, longest_tokens: int = 4000) -> tuple[Question, ...]:
+    """Every so many of all, short ones and long ones up to a length."""
+    return tuple(each for each in EVERYTHING[::step] if len(each.prompt) <= longest_tokens)
 
 
 def salted(questions: Iterable[Question], salt: str) -> tuple[Question, ...]:

@@ -173,12 +173,17 @@ def reference(questions: tuple[Question, ...], folder: Path) -> Reference:
     preparation.provide(loaded.recipe, Terminal())
     prefill = plan.of_role("prefill")[0]
     at = prefill.argv.index("--kv-transfer-config")
+    cores = sorted({core for engine in plan.engines for core in engine.cores})
     # Log probabilities are wanted from this engine only, and what computes them is compiled on
     # first use: a minute's work for nothing.
     engine = prefill.model_copy(
         update={
             "argv": prefill.argv[:at] + prefill.argv[at + 2 :],
-            "env": {**prefill.env, "TORCHDYNAMO_DISABLE": "1"},
+            "env": {
+                **prefill.env,
+                "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+                "TORCHDYNAMO_DISABLE": "1",
+            },
         }
     )
     guardian = Guardian(plan.launch_id)

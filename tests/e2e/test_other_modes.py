@@ -24,7 +24,8 @@ def pair(
 
 
 def test_answers_are_those_of_one_engine(pair: Deployment, reference: Reference) -> None:
-    asked = some(4)
+    # Stock NIXL polls all the time: on two cores, prefill is slow.
+    asked = some(3, longest_tokens=300)
 
     async def work(connection: Connection) -> None:
         before = await connection.moved()
