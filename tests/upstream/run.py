@@ -133,10 +133,10 @@ def main() -> int:
             saved = options.logs / "stock.json"
             if options.reuse_stock:
                 tallies[0].outcomes = json.loads(saved.read_text(encoding="utf-8"))
-            for tally in tallies:
-                if not tally.outcomes:
-                    _run_all(tally, files, options.jobs, terminal)
-            saved.write_text(json.dumps(tallies[0].outcomes, indent=1), encoding="utf-8")
+            else:
+                _run_all(tallies[0], files, options.jobs, terminal)
+                saved.write_text(json.dumps(tallies[0].outcomes, indent=1), encoding="utf-8")
+            _run_all(tallies[1], files, options.jobs, terminal)
             lost, flaky = _compare(tallies[0], tallies[1], terminal)
     except PdError as error:
         terminal.error(error)
