@@ -23,7 +23,13 @@ from pdlaunch.errors import PdError
 from pdlaunch.upstream import Upstream
 
 # What upstream's unit tests import beyond what an engine needs.
-_TEST_TOOLS = ("pytest>=8,<10", "pytest-asyncio>=1,<2", "pytest-timeout>=2,<3", "tblib>=3,<4")
+_TEST_TOOLS = (
+    "hypothesis>=6,<7",
+    "pytest>=8,<10",
+    "pytest-asyncio>=1,<2",
+    "pytest-timeout>=2,<3",
+    "tblib>=3,<4",
+)
 # Imported at the top of files most of whose tests do without it; those that start a cluster
 # fail at once instead of hanging. vLLM itself takes it for absent, as in the engine.
 _RAY = """def __getattr__(name):
