@@ -233,7 +233,7 @@ def constant(source: str, name: str) -> Any:
 
 
 def of_this_machine() -> Iterator[str]:
-    """Where the checkout lies and where pip looks, unless everybody looks there."""
+    """Where the checkout lies and where pip looks; the README names PyTorch's index."""
     yield str(ROOT)
     settings = [value for key, value in os.environ.items() if key.startswith(("PIP_", "UV_"))]
     listed = subprocess.run(
@@ -241,7 +241,7 @@ def of_this_machine() -> Iterator[str]:
     )
     for place in re.findall(r"[^\s'\"]+", "\n".join([*settings, listed.stdout])):
         url = urlsplit(place)
-        if url.hostname and not url.hostname.endswith(("pypi.org", "pytorch.org")):
+        if url.hostname and not url.hostname.endswith("pytorch.org"):
             yield url.hostname
         elif url.scheme == "file" or place.startswith("/"):
             yield url.path.rstrip("/")
