@@ -125,13 +125,16 @@ def formatted(folder: Path, commits: Sequence[str]) -> list[bytes]:
     config, attributes, hooks and replaced objects cannot reach it.
     """
     # Names mean nothing in the scratch repository: hashes do.
-    git_dir, *hashes = _line(folder, ["rev-parse", "--absolute-git-dir", *commits]).splitlines()
-    objects = Path(git_dir) / "objects"
+    hashes = _line(folder, ["rev-parse", *commits]).splitlines()
+    # Not always in the git directory: linked worktrees share those of the main one.
+    objects = folder / _line(folder, ["rev-parse", "--git-path", "objects"])
     with tempfile.TemporaryDirectory() as tmp:
         scratch = Path(tmp)
         git.output(scratch, ["init", "--quiet", "--bare", "--template=", "."])
         (scratch / "objects" / "info").mkdir(exist_ok=True)
-        (scratch / "objects" / "info" / "alternates").write_text(f"{objects}\n", encoding="utf-8")
+        (scratch / "objects" / "info" / "alternates").write_text(
+            f"{objects.resolve()}\n", encoding="utf-8"
+        )
         return [git.output(scratch, [*_FORMAT, commit]) for commit in hashes]
 
 

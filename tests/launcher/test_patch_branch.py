@@ -147,6 +147,14 @@ def test_export_after_checkout_is_byte_identical(
     assert not done.removed
 
 
+def test_linked_worktree_exports_the_same(
+    upstream: FakeUpstream, branch: Path, tmp_path: Path
+) -> None:
+    linked = tmp_path / "linked"
+    git(branch, "worktree", "add", "--quiet", "--detach", str(linked))
+    assert patch_branch.formatted(linked, ["HEAD"]) == patch_branch.formatted(branch, ["HEAD"])
+
+
 def test_hostile_git_settings_change_neither_branch_nor_patches(
     upstream: FakeUpstream, branch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
