@@ -38,6 +38,10 @@ ROUTER_ARGS: Mapping[str, JsonValue] = {
     "health-check-interval-secs": 5,
 }
 
+# The router keeps connections longer than vLLM's 5 s, and asks for health every 5 s: a request on
+# one that the engine is just closing is lost, and sent again one leg after the other.
+KEEP_ALIVE_S = 120
+
 # Asked every few seconds by the router; a log of nothing else tells nothing.
 ENGINE_ARGS: Mapping[str, JsonValue] = {"disable-access-log-for-endpoints": "/health,/metrics"}
 
@@ -278,7 +282,10 @@ class _Planner:
         yield from flags(overlay(ENGINE_ARGS, recipe.engine.args, section.args))
 
     def _base_env(self, section: RoleSection) -> dict[str, str]:
-        env = {"VLLM_NO_USAGE_STATS": "1"}
+        env = {
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+        }
         if self._model.is_local:
             env["HF_HUB_OFFLINE"] = "1"
         if section.efa_interfaces:

@@ -6,11 +6,14 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import httpx
 
 from answers import Failed
+from pdlaunch.engine_metrics import scrape_all
+from pdlaunch.plan import ProcessPlan
 from questions import salted, some
 from serving import Connection, Deployment, Reference, told
 
@@ -18,14 +21,20 @@ FREED_WITHIN_S = 10.0
 USED_WITHIN_S = 30.0
 # A request whose prefill engine has died.
 ENDED_WITHIN_S = 30.0
+# The default of push_liveness_timeout_s.
+LIVENESS_TIMEOUT_S = 15.0
 # A new engine, and the router's next health check.
 BACK_WITHIN_S = 600.0
 USAGE = "vllm:kv_cache_usage_perc"
 
 
-async def usage(connection: Connection) -> dict[str, float]:
-    """The share of each engine's KV blocks that requests hold; caches do not count."""
-    metrics = await connection.metrics()
+async def usage(connection: Connection, *engines: ProcessPlan) -> dict[str, float]:
+    """The share of each engine's KV blocks that requests hold; caches do not count.
+
+    Of all engines if none is named: one that is stopped does not answer.
+    """
+    asked = engines or connection.deployment.plan.engines
+    metrics = await scrape_all(connection.client, asked)
     return {name: each.value(USAGE) for name, each in metrics.items()}
 
 
@@ -50,6 +59,17 @@ async def check_answers(connection: Connection, reference: Reference, salt: str)
     asked = some(12)
     answers = await connection.ask_all(salted(asked, salt))
     assert reference.differences(asked, answers) == []
+
+
+@contextmanager
+def stopped(deployment: Deployment, name: str) -> Iterator[None]:
+    """Stop all of an engine's processes for a while, as a machine that hangs would."""
+    group = deployment.record().pids[name]
+    os.killpg(group, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(group, signal.SIGCONT)
 
 
 def kill_prefill(deployment: Deployment) -> None:
