@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -97,6 +98,15 @@ def _no_owned_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
+EngineFlags = Annotated[
+    Mapping[str, JsonValue], AfterValidator(lambda args: _no_owned_flags(args, OWNED_FLAGS))
+]
+RouterFlags = Annotated[
+    Mapping[str, JsonValue], AfterValidator(lambda args: _no_owned_flags(args, OWNED_ROUTER_FLAGS))
+]
+Environment = Annotated[Mapping[str, EnvValue], AfterValidator(_no_owned_env)]
+
+
 class Section(BaseModel):
     """What all parts of a recipe share: frozen, no unknown keys, no guessing of types."""
 
@@ -119,24 +129,14 @@ class EngineSection(Section):
     variant: Literal["cpu", "cuda"] = Field(
         default="cuda", description="Build of vLLM: cpu, or cuda for NVIDIA devices."
     )
-    args: Mapping[str, JsonValue] = Field(
+    args: EngineFlags = Field(
         default_factory=dict,
         description="Further `vllm serve` flags for both roles, without dashes. true gives the "
         "flag alone, false its --no- form, null takes an inherited flag away.",
     )
-    env: Mapping[str, EnvValue] = Field(
+    env: Environment = Field(
         default_factory=dict, description="Environment of both roles' processes."
     )
-
-    @field_validator("args")
-    @classmethod
-    def _args(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _no_owned_flags(value, OWNED_FLAGS)
-
-    @field_validator("env")
-    @classmethod
-    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        return _no_owned_env(value)
 
 
 class TransferSection(Section):
@@ -218,22 +218,12 @@ class RoleSection(Section):
     efa_interfaces: Annotated[int, Field(ge=0)] = Field(
         default=0, description="EFA interfaces of one engine; above 0 sets libfabric up for EFA."
     )
-    args: Mapping[str, JsonValue] = Field(
+    args: EngineFlags = Field(
         default_factory=dict, description="`vllm serve` flags of this role, over engine.args."
     )
-    env: Mapping[str, EnvValue] = Field(
+    env: Environment = Field(
         default_factory=dict, description="Environment of this role, over engine.env."
     )
-
-    @field_validator("args")
-    @classmethod
-    def _args(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _no_owned_flags(value, OWNED_FLAGS)
-
-    @field_validator("env")
-    @classmethod
-    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        return _no_owned_env(value)
 
 
 class PrefillSection(RoleSection):
@@ -265,22 +255,12 @@ class RouterSection(Section):
     metrics_port: Port | None = Field(
         default=None, description="Port of the router's own metrics. null: a free one."
     )
-    args: Mapping[str, JsonValue] = Field(
+    args: RouterFlags = Field(
         default_factory=dict, description="Further vllm-router flags, without dashes."
     )
-    env: Mapping[str, EnvValue] = Field(
+    env: Environment = Field(
         default_factory=dict, description="Environment of the router's process."
     )
-
-    @field_validator("args")
-    @classmethod
-    def _args(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        return _no_owned_flags(value, OWNED_ROUTER_FLAGS)
-
-    @field_validator("env")
-    @classmethod
-    def _env(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        return _no_owned_env(value)
 
 
 class TimeoutsSection(Section):
