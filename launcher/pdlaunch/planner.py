@@ -47,6 +47,8 @@ ENGINE_ARGS: Mapping[str, JsonValue] = {"disable-access-log-for-endpoints": "/he
 
 # Made for pdlaunch's own interpreter, not for the engine's.
 PYTHON_ENV = ("PYTHONHOME", "PYTHONPATH")
+# Engines prove it to each other; the router takes no part in that.
+ENGINES_ONLY_ENV = ("VLLM_NIXL_SIDE_CHANNEL_SECRET",)
 # vLLM's older name for the size of the KV cache; an inherited value would override the plan's.
 OLD_KV_CACHE_ENV = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -218,7 +220,7 @@ class _Planner:
             argv=tuple(argv),
             env=dict(section.env),
             env_prepend={},
-            env_unset=PYTHON_ENV,
+            env_unset=(*PYTHON_ENV, *ENGINES_ONLY_ENV),
             url=url(reached_at, port),
             port=port,
             metrics_port=metrics_port,

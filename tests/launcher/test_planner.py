@@ -102,6 +102,7 @@ def test_prefill_gets_the_whole_command() -> None:
 def test_router_knows_every_engine_by_its_role() -> None:
     deployment = planned(recipe(prefill={"replicas": 2}))
     router = named(deployment, "router")
+    assert "VLLM_NIXL_SIDE_CHANNEL_SECRET" in router.env_unset
     assert router.argv[:2] == ("/cache/engine/bin/vllm-router", "--vllm-pd-disaggregation")
     given = [router.argv[i : i + 2] for i in range(len(router.argv))]
     for process in deployment.processes[:-1]:

@@ -1,0 +1,92 @@
+"""Requests of other kinds than a plain one: over push they get what one engine answers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from answers import REQUEST_TIMEOUT_S
+from checks import wait_until_freed
+from questions import Question, words
+from serving import TINY, Connection, Deployment, deployed
+
+KINDS: dict[str, dict[str, Any]] = {
+    "one token": {"max_tokens": 1},
+    "several choices": {"n": 2, "temperature": 0.8, "seed": 5},
+    "several prompts": {"prompt": [list(words(300, "first")), list(words(301, "second"))]},
+    "log probabilities": {"logprobs": 3},
+    "log probabilities of the prompt": {"prompt_logprobs": 1},
+    "prompt echoed": {"echo": True, "logprobs": 1},
+    "sampled": {"temperature": 0.9, "seed": 7},
+    "structured output": {"structured_outputs": {"regex": "[ab]{4}"}},
+    "a least number of tokens": {"min_tokens": 5},
+    "stop string": {"stop": ["e"]},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    "prompt cut": {"truncate_prompt_tokens": 100},
+    "prompt too long": {"prompt": list(words(9000, "too long"))},
+}
+# The recipe's budget of prefill.
+CHUNK_TOKENS = 256
+# Rounded otherwise when a prompt was cut elsewhere.
+LOGPROB_TOLERANCE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Engines that share a secret: their messages are sealed."""
+    folder = tmp_path_factory.mktemp("kinds")
+    secret = secrets.token_hex(16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_NIXL_SIDE_CHANNEL_SECRET", secret)
+        with deployed(TINY, "e2e-kinds", folder) as deployment:
+            yield deployment
+    shown = [path for path in folder.rglob("*") if path.is_file() and secret in path.read_text()]
+    assert not shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_answer_is_that_of_one_engine(pair: Deployment, kind: str) -> None:
+    async def work(connection: Connection) -> None:
+        plan = pair.plan
+        # vLLM's CPU engine ends when a prompt with a seed is cut into chunks.
+        length = CHUNK_TOKENS - 1 if "seed" in KINDS[kind] else 500
+        question = Question(kind, prompt=words(length, kind), answer_tokens=6)
+        body = question.body(plan.served_name) | KINDS[kind]
+
+        async def asked(url: str, salt: str) -> Any:
+            response = await connection.client.post(
+                f"{url}/v1/completions", json=body | {"cache_salt": salt}, timeout=REQUEST_TIMEOUT_S
+            )
+            return _comparable(response)
+
+        before = await connection.moved()
+        pushed = await asked(plan.router_url, "pushed")
+        local = await asked(pair.decode.url, "local")
+        assert pushed == _about(local)
+        moved = (await connection.moved()).since(before)
+        assert not moved.transfers_failed
+        await wait_until_freed(connection)
+
+    pair.run(work)
+
+
+def _comparable(response: httpx.Response) -> Any:
+    """A response without what differs from one request to the next."""
+    if response.status_code != httpx.codes.OK:
+        return response.status_code
+    choices = response.json()["choices"]
+    return sorted(choices, key=lambda choice: int(choice["index"]))
+
+
+def _about(value: Any) -> Any:
+    if isinstance(value, float):
+        return pytest.approx(value, abs=LOGPROB_TOLERANCE)
+    if isinstance(value, dict):
+        return {key: _about(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_about(item) for item in value]
+    return value
