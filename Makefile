@@ -4,12 +4,13 @@ BIN := .venv/bin
 SET_UP := .venv/set-up
 DEMO := demo
 
-.PHONY: help demo test test-slow test-upstream lint format clean
+.PHONY: help demo test test-slow sim test-upstream lint format clean
 
 help:
 	@echo "make demo           one question to a real model over prefill and decode, from nothing"
 	@echo "make test           all tests that a change must pass"
 	@echo "make test-slow      what takes too long for every change"
+	@echo "make sim            a million random histories of the push protocol, with faults"
 	@echo "make test-upstream  vLLM's own tests, on the stock and on the patched build"
 	@echo "make lint           ruff and mypy"
 	@echo "make format         let ruff format the code"
@@ -35,6 +36,9 @@ test: $(SET_UP)
 
 test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow
+
+sim: $(SET_UP)
+	$(BIN)/python tests/simulation/run.py
 
 test-upstream: $(SET_UP)
 	$(BIN)/python tests/upstream/run.py
