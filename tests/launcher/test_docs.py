@@ -83,7 +83,7 @@ def test_links_lead_to_files(page: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_paths_lead_to_files(page: str) -> None:
-    folders = "launcher|tests/(?:launcher|patches|e2e|upstream)|recipes"
+    folders = "launcher|tests/(?:launcher|patches|e2e|simulation|upstream)|recipes"
     text = "\n".join((*shell_lines(page), *inline_code(page)))
     for path in re.findall(rf"(?<![\w/])(?:{folders})/[\w./-]*", text):
         assert (ROOT / path.rstrip(".")).exists(), path
