@@ -115,8 +115,12 @@ def plan(recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> 
     )
 
 
-def transfer_config(transfer: TransferSection, role: Role, engine_id: str) -> dict[str, Any]:
-    """The value of --kv-transfer-config for one engine."""
+def transfer_config(transfer: TransferSection, role: Role) -> dict[str, Any]:
+    """The value of --kv-transfer-config for one engine.
+
+    It names no engine id: vLLM draws one at each start, and an engine that was restarted must not
+    be taken for the one before it.
+    """
     extra: dict[str, Any] = dict(transfer.extra)
     if transfer.backends is not None:
         extra["backends"] = list(transfer.backends)
@@ -125,7 +129,6 @@ def transfer_config(transfer: TransferSection, role: Role, engine_id: str) -> di
     config: dict[str, Any] = {
         "kv_connector": "NixlConnector" if transfer.mode == "pull" else "NixlPushConnector",
         "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
-        "engine_id": engine_id,
         "kv_load_failure_policy": transfer.load_failure_policy,
     }
     if extra:
@@ -247,7 +250,7 @@ class _Planner:
             role=role,
             host=host,
             is_here=self._is_here(section.host),
-            argv=tuple(self._engine_argv(role, name, host, port)),
+            argv=tuple(self._engine_argv(role, host, port)),
             env=env,
             env_prepend={"LD_LIBRARY_PATH": EFA_LIBRARIES} if section.efa_interfaces else {},
             env_unset=tuple(name for name in (*PYTHON_ENV, OLD_KV_CACHE_ENV) if name not in env),
@@ -258,7 +261,7 @@ class _Planner:
             devices=devices,
         )
 
-    def _engine_argv(self, role: Role, name: str, host: str, port: int) -> Iterator[str]:
+    def _engine_argv(self, role: Role, host: str, port: int) -> Iterator[str]:
         recipe, section = self._recipe, self._recipe.role(role)
         yield from (str(self._engine.vllm), "serve", self._model.argument)
         yield from ("--served-model-name", recipe.client_model_name)
@@ -277,9 +280,7 @@ class _Planner:
             yield from ("--kv-cache-memory-bytes", str(int(cache_gib * 2**30)))
         if section.gpu_memory_fraction is not None:
             yield from ("--gpu-memory-utilization", str(section.gpu_memory_fraction))
-        config = transfer_config(
-            recipe.transfer, role, f"{recipe.name}-{name}-{self._facts.launch_id}"
-        )
+        config = transfer_config(recipe.transfer, role)
         yield from ("--kv-transfer-config", json.dumps(config))
         yield from flags(overlay(ENGINE_ARGS, recipe.engine.args, section.args))
 

@@ -63,11 +63,9 @@ class Legs:
         return _answer(await _post(self.client, self.decode, question, body, request_id))
 
     def known_of_prefill(self) -> dict[str, Any]:
-        config = json.loads(self.prefill.argv[self.prefill.argv.index("--kv-transfer-config") + 1])
         return {
             "do_remote_decode": False,
             "do_remote_prefill": True,
-            "remote_engine_id": config["engine_id"],
             "remote_host": self.prefill.host,
             "remote_port": self.prefill.side_channel_port,
             "tp_size": 1,

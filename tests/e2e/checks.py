@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import httpx
 
 from answers import Failed
+from pdlaunch.deployments import Record
 from pdlaunch.engine_metrics import scrape_all
 from pdlaunch.plan import ProcessPlan
 from questions import salted, some
@@ -72,13 +73,19 @@ def stopped(deployment: Deployment, name: str) -> Iterator[None]:
         os.killpg(group, signal.SIGCONT)
 
 
-def kill_prefill(deployment: Deployment) -> None:
-    os.killpg(deployment.record().pids[deployment.prefill.name], signal.SIGKILL)
+def kill(deployment: Deployment, engine: ProcessPlan) -> Record:
+    """Kill an engine; what the deployment's record said before."""
+    before = deployment.record()
+    os.killpg(before.pids[engine.name], signal.SIGKILL)
+    return before
 
 
-async def wait_until_back(connection: Connection, reference: Reference) -> None:
-    """After prefill's death: the pair works again, with the same decode engine and router."""
+async def wait_until_back(connection: Connection, reference: Reference, before: Record) -> None:
+    """After an engine's death: the pair works again, with nothing else restarted."""
     deployment = connection.deployment
+
+    async def restarted() -> bool:
+        return deployment.record().restarts != before.restarts
 
     async def works() -> bool:
         try:
@@ -87,16 +94,17 @@ async def wait_until_back(connection: Connection, reference: Reference) -> None:
             return False
         return True
 
-    pids = deployment.record().pids
-    assert await _until(works, BACK_WITHIN_S), told(deployment.log(deployment.prefill.name))
-    before = await connection.moved()
-    await check_answers(connection, reference, "back")
-    moved = await connection.moved_since(before, lambda moved: moved.transfers_completed > 0)
+    assert await _until(restarted, BACK_WITHIN_S)
+    (killed,) = dict(deployment.record().restarts.items() - before.restarts.items())
+    assert await _until(works, BACK_WITHIN_S), told(deployment.log(killed))
+    moved_before = await connection.moved()
+    await check_answers(connection, reference, f"back {killed}")
+    moved = await connection.moved_since(moved_before, lambda moved: moved.transfers_completed > 0)
     assert moved.transfers_completed > 0
     now = deployment.record()
-    assert now.restarts == {deployment.prefill.name: 1}
-    for unchanged in (deployment.decode.name, "router"):
-        assert now.pids[unchanged] == pids[unchanged]
+    assert now.restarts == {**before.restarts, killed: before.restarts.get(killed, 0) + 1}
+    for name in before.pids.keys() - {killed}:
+        assert now.pids[name] == before.pids[name]
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], within_s: float) -> bool:

@@ -15,7 +15,7 @@ from checks import (
     ENDED_WITHIN_S,
     LIVENESS_TIMEOUT_S,
     check_answers,
-    kill_prefill,
+    kill,
     stopped,
     usage,
     wait_until_back,
@@ -204,14 +204,14 @@ def test_prefill_stopped_while_decode_waits_fails_the_request(
 def test_prefill_killed_while_decode_waits_fails_the_request(
     pair: Deployment, reference: Reference
 ) -> None:
-    """Last in this file: prefill is another process afterwards."""
+    """Prefill is another process afterwards."""
 
     async def work(connection: Connection) -> None:
         waiting = asyncio.create_task(
             connection.legs.decode_leg(Question("lost", prompt=words(1000, "lost")), new_id())
         )
         await wait_until_used(connection, pair.decode.name)
-        kill_prefill(pair)
+        before = kill(pair, pair.prefill)
         began_s = time.monotonic()
         with pytest.raises(Failed) as failure:
             await asyncio.wait_for(waiting, ENDED_WITHIN_S)
@@ -220,6 +220,19 @@ def test_prefill_killed_while_decode_waits_fails_the_request(
         answer = await connection.ask_engine(pair.decode, local.salted("local"))
         assert reference.differences((local,), [answer]) == []
         assert time.monotonic() - began_s < ENDED_WITHIN_S
-        await wait_until_back(connection, reference)
+        await wait_until_back(connection, reference, before)
+
+    pair.run(work)
+
+
+def test_decode_killed_is_served_again_after_its_restart(
+    pair: Deployment, reference: Reference
+) -> None:
+    """Last in this file: both engines are other processes afterwards."""
+
+    async def work(connection: Connection) -> None:
+        before = kill(pair, pair.decode)
+        await wait_until_back(connection, reference, before)
+        await wait_until_freed(connection)
 
     pair.run(work)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from answers import Failed, at_once, new_id
-from checks import ENDED_WITHIN_S, kill_prefill, wait_until_freed, wait_until_used
+from checks import ENDED_WITHIN_S, kill, wait_until_freed, wait_until_used
 from questions import COMPLETIONS, EVERYTHING, some
 from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
 
@@ -96,7 +96,7 @@ def test_prefill_killed_while_it_pushes_is_recomputed(
         await wait_until_used(connection, pair.decode.name)
         prefill = asyncio.create_task(connection.legs.prefill_leg(question, request_id))
         await connection.moved_since(before, lambda moved: moved.bytes_during_prefill > 0)
-        kill_prefill(pair)
+        kill(pair, pair.prefill)
         answer = await asyncio.wait_for(decode, ENDED_WITHIN_S)
         assert reference.differences((question,), [answer]) == []
         with suppress(Failed, httpx.HTTPError):

@@ -85,7 +85,6 @@ def test_prefill_gets_the_whole_command() -> None:
     assert transfer(process) == {
         "kv_connector": "NixlPushConnector",
         "kv_role": "kv_producer",
-        "engine_id": "small-prefill-0-1234abcd",
         "kv_load_failure_policy": "fail",
     }
     assert dict(process.env) == {
@@ -307,7 +306,7 @@ ROLES = st.fixed_dictionaries(
     variant=st.sampled_from(["cpu", "cuda"]),
     router=st.fixed_dictionaries({}, optional={"port": st.sampled_from([20002, 8000])}),
 )
-def test_no_two_processes_share_a_port_a_core_a_device_or_an_engine_id(
+def test_no_two_processes_share_a_port_a_core_or_a_device(
     prefill: dict[str, int],
     decode: dict[str, int],
     cores: int,
@@ -337,8 +336,6 @@ def test_no_two_processes_share_a_port_a_core_a_device_or_an_engine_id(
         if variant == "cuda" or workers <= cores:
             assert not set(left.cores) & set(right.cores)
         assert not set(left.devices) & set(right.devices)
-    engine_ids = {transfer(process)["engine_id"] for process in deployment.processes[:-1]}
-    assert len(engine_ids) == len(deployment.processes) - 1
     if variant == "cpu":
         for process in deployment.processes[:-1]:
             role = prefill if process.role == "prefill" else decode
