@@ -53,7 +53,7 @@ def shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:
     used: set[int] = set()
     for process in processes:
         used |= _shared_inodes_of(process.pid)
-    return {path for path, inode in _shared_files() if inode in used}
+    return {path for path, inode in shared_files() if inode in used}
 
 
 def sweep(launch_id: str, shared_memory: Iterable[Path] = ()) -> list[int]:
@@ -96,7 +96,7 @@ def is_alive(process: psutil.Process) -> bool:
 def remove_shared_memory(files: Iterable[Path]) -> None:
     """Remove files of ours that no living process uses any more."""
     wanted = set(files)
-    left = {path: inode for path, inode in _shared_files() if path in wanted}
+    left = {path: inode for path, inode in shared_files() if path in wanted}
     if not left:
         return
     used: set[int] = set()
@@ -108,7 +108,7 @@ def remove_shared_memory(files: Iterable[Path]) -> None:
                 path.unlink()
 
 
-def _shared_files() -> Iterator[tuple[Path, int]]:
+def shared_files() -> Iterator[tuple[Path, int]]:
     """This user's files in shared memory, and their inodes."""
     with suppress(OSError):
         for path in _SHARED_MEMORY.iterdir():

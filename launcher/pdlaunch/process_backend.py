@@ -81,6 +81,7 @@ class ProcessBackend:
         self._environ = environ
         self._children: dict[str, _Child] = {}
         self._shared_memory: set[Path] = set()
+        self._shared_files: set[tuple[Path, int]] = set()
         # Descendants that dropped the tag are found through parents, so only while those live.
         self._seen: set[psutil.Process] = set()
 
@@ -128,6 +129,7 @@ class ProcessBackend:
 
     def deaths(self) -> list[Death]:
         """Processes that have ended, which none may before `stop`."""
+        self._note_new_shared_memory()
         return [
             Death(name, code, child.log, time.monotonic() - child.started_s)
             for name, child in self._children.items()
@@ -182,6 +184,12 @@ class ProcessBackend:
         # vLLM renames its processes, which would otherwise overwrite the tag in their memory.
         env["SPT_NOENV"] = "1"
         return env
+
+    def _note_new_shared_memory(self) -> None:
+        # Whose it is can be told while its process lives only, and that may end by itself.
+        if (files := set(leftovers.shared_files())) != self._shared_files:
+            self._shared_files = files
+            self._members()
 
     def _signal_leaders(self, number: signal.Signals) -> None:
         for child in self._children.values():

@@ -165,6 +165,22 @@ def test_shared_memory_of_a_large_process_that_is_killed_goes(tmp_path: Path) ->
     stop(backend)
 
 
+def test_shared_memory_of_a_process_that_ended_by_itself_goes(tmp_path: Path) -> None:
+    backend = ProcessBackend("shme0002", tmp_path)
+    code = (
+        "import os, time\n"
+        "held = open(f'/dev/shm/pdlaunch_test_{os.getpid()}', 'w')\n"
+        "print('made', flush=True)\n"
+        "time.sleep(1)\n"
+    )
+    backend.start(process(*python(code)))
+    assert until(lambda: tail(backend.log("prefill-0"), 1) == ["made"])
+    assert until(lambda: bool(backend.deaths()))
+    assert list(Path("/dev/shm").glob("pdlaunch_test_*"))
+    stop(backend)
+    assert not list(Path("/dev/shm").glob("pdlaunch_test_*"))
+
+
 def test_semaphores_of_a_killed_process_go(tmp_path: Path) -> None:
     backend = ProcessBackend("sema0001", tmp_path)
     code = (
