@@ -15,11 +15,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pdlaunch import engine_install, sdist
+from pdlaunch import engine_install, git, sdist
 from pdlaunch import packages as published
 from pdlaunch.console import Reporter
 from pdlaunch.engine import Engine, packages_of
 from pdlaunch.errors import PdError
+from pdlaunch.series import Patch
 from pdlaunch.upstream import Upstream
 
 # What upstream's unit tests import beyond what an engine needs.
@@ -88,6 +89,16 @@ def lay_out(tree: Path, upstream: Upstream, engine: Engine, reporter: Reporter) 
     # The version is what makes vLLM take itself for a CPU build.
     version_file = tree / "vllm" / "_version.py"
     version_file.write_bytes((installed / "_version.py").read_bytes())
+
+
+def apply(patch: Patch, tree: Path, *part: str) -> None:
+    """Apply a patch to the tree, or with git's --include or --exclude a part of it."""
+    result = git.run(tree, ["apply", *part, "-"], input_bytes=patch.data)
+    if result.returncode:
+        raise PdError(
+            f"{patch.name}: does not apply: {git.complaint(result)}",
+            next_step="run pdlaunch patch check first",
+        )
 
 
 def pytest_command(engine: Engine, arguments: Sequence[str]) -> list[str]:

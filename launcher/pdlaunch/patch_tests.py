@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from pdlaunch import git, overlay
+from pdlaunch import overlay
 from pdlaunch.console import Reporter
 from pdlaunch.engine import Engine
-from pdlaunch.errors import PdError
 from pdlaunch.patch_check import Problem
 from pdlaunch.series import Patch, Series
 
@@ -35,10 +34,10 @@ def check(
         run = _Run(tree, engine, tools, reporter)
         for patch in series.patches:
             tested = not only or patch.name in only
-            _apply(patch, tree, "--include=tests/*")
+            overlay.apply(patch, tree, "--include=tests/*")
             # One failure shows enough, and some take their time to fail: a timeout each.
             without = run.tests(patch, "without", "--exitfirst") if tested else None
-            _apply(patch, tree, "--exclude=tests/*")
+            overlay.apply(patch, tree, "--exclude=tests/*")
             if without is not None:
                 yield from _judged(patch, without, run.tests(patch, "with"))
 
@@ -96,12 +95,3 @@ def _passed(report: Path) -> frozenset[str]:
     return frozenset(
         f"{case.get('classname')}::{case.get('name')}" for case in cases if len(case) == 0
     )
-
-
-def _apply(patch: Patch, tree: Path, part: str) -> None:
-    result = git.run(tree, ["apply", part, "-"], input_bytes=patch.data)
-    if result.returncode:
-        raise PdError(
-            f"{patch.name}: does not apply: {git.complaint(result)}",
-            next_step="run pdlaunch patch check first",
-        )

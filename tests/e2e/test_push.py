@@ -27,9 +27,9 @@ from questions import EVERYTHING, HALVES, Question, salted, some, words
 from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
 
 EARLY = 3
-# A router whose connection to an engine broke asks again, one leg after the other: D cannot
-# register in time then.
-RESENT = 2
+# Behind the router decode may get its leg late: a router that lost a connection may ask again, one
+# leg after the other, and a loaded machine may hold decode up. A leg that came first has no excuse.
+LATE_AT_MOST = {"both legs at once": 2, "decode": 0}
 ABORTS = 50
 ABORTS_AT_ONCE = 5
 
@@ -40,7 +40,7 @@ def pair(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield deployment
 
 
-@pytest.mark.parametrize("first", ["both legs at once", "decode"])
+@pytest.mark.parametrize("first", LATE_AT_MOST)
 def test_kv_moves_while_the_prompt_is_computed(pair: Deployment, first: str) -> None:
     async def one(connection: Connection, number: int) -> KvMovement:
         prompt = words(2000, f"{first} {number}")
@@ -56,14 +56,15 @@ def test_kv_moves_while_the_prompt_is_computed(pair: Deployment, first: str) -> 
 
     async def work(connection: Connection) -> None:
         early = 0
-        for number in range(EARLY + RESENT):
+        asked = EARLY + LATE_AT_MOST[first]
+        for number in range(asked):
             moved = await one(connection, number)
             if moved.registrations_before_prefill_end:
                 assert moved.bytes_during_prefill >= 0.85 * moved.bytes_moved > 0, moved
                 early += 1
             if early == EARLY:
                 return
-        pytest.fail(f"decode registered in time for {early} of {EARLY + RESENT} prompts")
+        pytest.fail(f"decode registered in time for {early} of {asked} prompts")
 
     pair.run(work)
 

@@ -148,33 +148,31 @@ def test_scratch_folder_of_a_launch_goes_with_it(tmp_path: Path) -> None:
     assert not scratch.exists()
 
 
-def test_shared_memory_of_a_large_process_that_is_killed_goes(tmp_path: Path) -> None:
-    backend = ProcessBackend("shme0001", tmp_path)
+def holding_shared_memory(launch_id: str, folder: Path, *, lives_s: int) -> ProcessBackend:
+    """A backend whose one process has a file in shared memory."""
+    backend = ProcessBackend(launch_id, folder)
     # Ending takes long where much memory has to be given back, and files are closed last.
     code = (
         "import os, time\n"
         "held = open(f'/dev/shm/pdlaunch_test_{os.getpid()}', 'w')\n"
         "memory = bytearray(os.urandom(4096)) * 100_000\n"
         "print('made', flush=True)\n"
-        "time.sleep(600)\n"
+        f"time.sleep({lives_s})\n"
     )
     backend.start(process(*python(code)))
     assert until(lambda: tail(backend.log("prefill-0"), 1) == ["made"])
+    return backend
+
+
+def test_shared_memory_of_a_large_process_that_is_killed_goes(tmp_path: Path) -> None:
+    backend = holding_shared_memory("shme0001", tmp_path, lives_s=600)
     assert leftovers.sweep("shme0001") == []
     assert not list(Path("/dev/shm").glob("pdlaunch_test_*"))
     stop(backend)
 
 
 def test_shared_memory_of_a_process_that_ended_by_itself_goes(tmp_path: Path) -> None:
-    backend = ProcessBackend("shme0002", tmp_path)
-    code = (
-        "import os, time\n"
-        "held = open(f'/dev/shm/pdlaunch_test_{os.getpid()}', 'w')\n"
-        "print('made', flush=True)\n"
-        "time.sleep(1)\n"
-    )
-    backend.start(process(*python(code)))
-    assert until(lambda: tail(backend.log("prefill-0"), 1) == ["made"])
+    backend = holding_shared_memory("shme0002", tmp_path, lives_s=1)
     assert until(lambda: bool(backend.deaths()))
     assert list(Path("/dev/shm").glob("pdlaunch_test_*"))
     stop(backend)

@@ -17,10 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pdlaunch import engine, git, overlay
+from pdlaunch import engine, overlay
 from pdlaunch.console import Terminal
 from pdlaunch.errors import PdError
-from pdlaunch.series import Patch
 from pdlaunch.series import load as load_series
 
 SIMULATOR = Path("tests/v1/kv_connector/unit/nixl_streaming_simulator.py")
@@ -80,7 +79,7 @@ def _lay_out(tree: Path, checkout: Path | None, cpu: engine.Engine, terminal: Te
     overlay.lay_out(tree, series.upstream, cpu, terminal)
     if checkout is None:
         for patch in series.patches:
-            _apply(patch, tree)
+            overlay.apply(patch, tree)
         return
     if not (checkout / SIMULATOR).is_file():
         raise PdError(f"{checkout} has no simulator", where=str(SIMULATOR))
@@ -96,15 +95,6 @@ def _lay_out(tree: Path, checkout: Path | None, cpu: engine.Engine, terminal: Te
                 if not (name.endswith(".py") or Path(path, name).is_dir())
                 or name in ("_version.py", "__pycache__")
             ],
-        )
-
-
-def _apply(patch: Patch, tree: Path) -> None:
-    result = git.run(tree, ["apply", "-"], input_bytes=patch.data)
-    if result.returncode:
-        raise PdError(
-            f"{patch.name}: does not apply: {git.complaint(result)}",
-            next_step="run pdlaunch patch check first",
         )
 
 
