@@ -100,6 +100,20 @@ def test_answers_with_decode_first(pair: Deployment, reference: Reference) -> No
     pair.run(work)
 
 
+def test_answers_to_one_prompt_that_many_ask_at_once(
+    pair: Deployment, reference: Reference
+) -> None:
+    # Prefill computes them in one step, where each hits the blocks of the one before.
+    asked = [each for each in some(6) for _ in range(AT_ONCE // 2)]
+
+    async def work(connection: Connection) -> None:
+        for number in range(3):
+            answers = await connection.ask_all(salted(asked, f"many {number}"))
+            assert reference.differences(asked, answers) == []
+
+    pair.run(work)
+
+
 @pytest.mark.parametrize("cached_on", ["prefill", "decode"])
 def test_answers_when_one_side_has_a_prefix_cached(
     pair: Deployment, reference: Reference, cached_on: str
