@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -39,12 +39,21 @@ class Metrics:
 
     def value(self, name: str, **labels: str) -> float:
         """Sum of the samples of a name that carry these labels; 0 where there are none."""
-        return sum(
-            sample.value
-            for sample in self.samples
-            if sample.name == name
-            and all(sample.labels.get(key) == wanted for key, wanted in labels.items())
-        )
+        return sum(sample.value for sample in self._matching(name, labels))
+
+    def counts(self, name: str, by: str, **labels: str) -> dict[str, int]:
+        """The same for each value of one more label, without those that are 0."""
+        counts: dict[str, int] = {}
+        for sample in self._matching(name, labels):
+            if sample.value:
+                key = sample.labels.get(by, "")
+                counts[key] = counts.get(key, 0) + int(sample.value)
+        return counts
+
+    def _matching(self, name: str, labels: Mapping[str, str]) -> Iterator[_Sample]:
+        for sample in self.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                yield sample
 
 
 async def scrape(client: httpx.AsyncClient, process: ProcessPlan) -> Metrics:
@@ -86,6 +95,36 @@ class KvMovement:
         return KvMovement(
             **{name: max(0.0, now - getattr(earlier, name)) for name, now in vars(self).items()}
         )
+
+
+@dataclass(frozen=True)
+class Failures:
+    """What one engine says has gone wrong since it started; only push knows reasons."""
+
+    transfers: dict[str, int]
+    liveness: int
+    hangs: int
+    dropped_messages: dict[str, int]
+
+    def __bool__(self) -> bool:
+        return bool(self.transfers or self.liveness or self.hangs or self.dropped_messages)
+
+
+def failures(mode: TransferMode, metrics: Metrics) -> Failures | None:
+    """What has failed on an engine; None where it has not answered."""
+    if not metrics.samples:
+        return None
+    if mode == "push":
+        transfers = metrics.counts("vllm:nixl_push_transfers_total", by="reason", outcome="failed")
+    else:
+        failed = int(metrics.value("vllm:nixl_num_failed_transfers_total"))
+        transfers = {"unknown": failed} if failed else {}
+    return Failures(
+        transfers=transfers,
+        liveness=int(metrics.value("vllm:nixl_push_liveness_failures_total")),
+        hangs=int(metrics.value("vllm:nixl_push_hangs_total")),
+        dropped_messages=metrics.counts("vllm:nixl_push_dropped_messages_total", by="reason"),
+    )
 
 
 def kv_movement(

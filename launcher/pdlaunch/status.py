@@ -10,7 +10,14 @@ import httpx
 
 from pdlaunch import readiness
 from pdlaunch.deployments import Record
-from pdlaunch.engine_metrics import KvMovement, Metrics, kv_movement, scrape_all
+from pdlaunch.engine_metrics import (
+    Failures,
+    KvMovement,
+    Metrics,
+    failures,
+    kv_movement,
+    scrape_all,
+)
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
 
 
@@ -27,6 +34,8 @@ class ProcessStatus:
     kv_cache_usage: float
     requests_running: int
     requests_waiting: int
+    # Of an engine that answers.
+    failures: Failures | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,7 @@ def _process(
         kv_cache_usage=metrics.value("vllm:kv_cache_usage_perc"),
         requests_running=int(metrics.value("vllm:num_requests_running")),
         requests_waiting=int(metrics.value("vllm:num_requests_waiting")),
+        failures=failures(record.plan.mode, metrics),
     )
 
 

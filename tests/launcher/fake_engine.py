@@ -5,6 +5,7 @@ FAKE_ENGINE in the environment makes it misbehave: words separated by blanks.
     deaf           ignores SIGTERM
     mute           never becomes healthy
     no_kv          answers, but counts no KV
+    fails          counts transfers that have failed
     orphan         leaves a child in a session of its own, and shared memory, behind
 """
 
@@ -22,6 +23,17 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 BYTES_A_PROMPT = 4096
+FAILURES = """\
+# TYPE vllm:nixl_push_transfers counter
+vllm:nixl_push_transfers_total{role="receiver",outcome="failed",reason="aborted"} 1
+vllm:nixl_push_transfers_total{role="receiver",outcome="failed",reason="peer_gone"} 2
+# TYPE vllm:nixl_push_liveness_failures counter
+vllm:nixl_push_liveness_failures_total{role="receiver"} 2
+# TYPE vllm:nixl_push_hangs counter
+vllm:nixl_push_hangs_total 1
+# TYPE vllm:nixl_push_dropped_messages counter
+vllm:nixl_push_dropped_messages_total{reason="stray"} 1
+"""
 
 ORPHAN = Path(__file__).with_name("shared_file.py")
 
@@ -121,13 +133,15 @@ def metrics() -> str:
         role, side = ("sender", "before_prefill_end") if is_prefill else ("receiver", "sent")
         lines += [
             "# TYPE vllm:nixl_push_transfers counter",
-            f'vllm:nixl_push_transfers_total{{role="{role}",outcome="completed"}} '
+            f'vllm:nixl_push_transfers_total{{role="{role}",outcome="completed",reason="none"}} '
             f"{counts['transfers']}",
             "# TYPE vllm:nixl_push_registrations counter",
             f'vllm:nixl_push_registrations_total{{side="{side}"}} {counts["transfers"]}',
             "# TYPE vllm:nixl_push_bytes counter",
             f'vllm:nixl_push_bytes_total{{phase="during_prefill"}} {counts["bytes"]}',
         ]
+        if "fails" in quirks:
+            lines += FAILURES.splitlines()
     return "\n".join(lines) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import json
 import os
 import re
@@ -24,7 +25,9 @@ from pdlaunch.series import Series
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")
-STATS = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming/stats.py"
+STREAMING = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming"
+STATS = f"{STREAMING}/stats.py"
+WIRE = f"{STREAMING}/wire.py"
 DESIGN_PAGE = "docs/design/nixl_streaming_push.md"
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`\n]+)`")
@@ -98,13 +101,15 @@ def test_recipes_that_are_named_are_shipped() -> None:
 
 
 def test_table_of_metrics_is_that_of_the_patches(shipped: Series) -> None:
-    counters = constant(added_lines(shipped, STATS), "_COUNTERS")
+    stats = added_lines(shipped, STATS)
+    codes = enumeration(added_lines(shipped, WIRE), "FailureCode")
     expected = {
-        f"{name}_total": {
+        f"{name}{suffix}": {
             label: list(dict.fromkeys(values[position] for values in keys))
             for position, label in enumerate(labels)
         }
-        for name, (_, labels, keys) in counters.items()
+        for table, suffix in (("_COUNTERS", "_total"), ("_GAUGES", ""), ("_HISTOGRAMS", ""))
+        for name, (_, labels, keys) in constant(stats, table, FailureCode=codes).items()
     }
     rows = table((ROOT / "README.md").read_text(), "metric")
     found = {}
@@ -112,6 +117,11 @@ def test_table_of_metrics_is_that_of_the_patches(shipped: Series) -> None:
         parts = [_CODE.findall(part) for part in labels.split(";") if part.strip()]
         found[name.strip("`")] = {label: values for label, *values in parts}
     assert found == expected
+    page = added_lines(shipped, DESIGN_PAGE)
+    for name in expected:
+        assert f"| `{name}` |" in page
+    for code in codes:
+        assert f"`{code.value}`" in page
 
 
 def test_table_of_settings_is_that_of_the_patches(shipped: Series) -> None:
@@ -222,14 +232,29 @@ def added_lines(shipped: Series, path: str) -> str:
     )
 
 
-def constant(source: str, name: str) -> Any:
+def constant(source: str, name: str, **imported: Any) -> Any:
     """A constant of a module that cannot be imported here, from the constants it is made of."""
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = dict(imported)
     for node in ast.parse(source).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if isinstance(targets[0], ast.Name) and targets[0].id.strip("_").isupper():
             known[targets[0].id] = eval(ast.unparse(node.value), known)
     return known[name]
+
+
+def enumeration(source: str, name: str) -> type[enum.Enum]:
+    """An enumeration of such a module."""
+    (found,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    members = [
+        (ast.unparse(node.targets[0]), ast.literal_eval(node.value))
+        for node in found.body
+        if isinstance(node, ast.Assign)
+    ]
+    return enum.Enum(name, members)
 
 
 def of_this_machine() -> Iterator[str]:

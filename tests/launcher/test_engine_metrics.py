@@ -7,7 +7,14 @@ import asyncio
 import httpx
 import pytest
 
-from pdlaunch.engine_metrics import KvMovement, Metrics, kv_movement, scrape
+from pdlaunch.engine_metrics import (
+    Failures,
+    KvMovement,
+    Metrics,
+    failures,
+    kv_movement,
+    scrape,
+)
 from test_planner import planned, recipe
 
 PREFILL = """\
@@ -29,8 +36,16 @@ vllm:nixl_bytes_transferred_bucket{le="+Inf"} 1
 vllm:nixl_bytes_transferred_count 1
 vllm:nixl_bytes_transferred_sum 7
 # TYPE vllm:nixl_push_transfers counter
-vllm:nixl_push_transfers_total{role="receiver",outcome="completed"} 3
-vllm:nixl_push_transfers_total{role="receiver",outcome="failed"} 1
+vllm:nixl_push_transfers_total{role="receiver",outcome="completed",reason="none"} 3
+vllm:nixl_push_transfers_total{role="receiver",outcome="failed",reason="aborted"} 1
+vllm:nixl_push_transfers_total{role="receiver",outcome="failed",reason="peer_gone"} 0
+# TYPE vllm:nixl_push_hangs counter
+vllm:nixl_push_hangs_total 0
+# TYPE vllm:nixl_push_dropped_messages counter
+vllm:nixl_push_dropped_messages_total{engine="0",reason="stray"} 2
+vllm:nixl_push_dropped_messages_total{engine="1",reason="stray"} 5
+# TYPE vllm:nixl_num_failed_transfers counter
+vllm:nixl_num_failed_transfers_total 9
 """
 
 
@@ -61,6 +76,20 @@ def test_upstream_push_counts_what_prefill_wrote() -> None:
 
 def test_pull_counts_what_decode_read() -> None:
     assert (movement("pull").bytes_moved, movement("pull").transfers_completed) == (7, 1)
+
+
+def test_failures_are_counted_by_reason_over_all_of_an_engine() -> None:
+    found = failures("push", Metrics.parse(DECODE))
+    assert found == Failures({"aborted": 1}, 0, 0, {"stray": 7})
+    assert found
+    assert failures("pull", Metrics.parse(DECODE)) == Failures({"unknown": 9}, 0, 0, {"stray": 7})
+
+
+def test_no_failures_are_not_the_same_as_no_answer() -> None:
+    assert failures("push", Metrics()) is None
+    nothing = failures("push", Metrics.parse(PREFILL))
+    assert nothing == Failures({}, 0, 0, {})
+    assert not nothing
 
 
 def test_restarted_engine_does_not_count_backwards() -> None:

@@ -54,6 +54,9 @@ def test_detached_life(launcher: Launcher) -> None:
         "router",
     ]
     assert status["kv"]["bytes_during_prefill"] > 0
+    nothing = {"transfers": {}, "liveness": 0, "hangs": 0, "dropped_messages": {}}
+    assert [process["failures"] for process in status["processes"]] == [nothing, nothing, None]
+    assert launcher.run("status", "a")[1].endswith("\nno failed transfers\n")
 
     code, out, err = launcher.run("ask", "a", "What is the capital of France?")
     assert (code, out) == (0, "Paris\n")
@@ -75,6 +78,25 @@ def test_detached_life(launcher: Launcher) -> None:
     assert not fake_processes()
     assert launcher.run("down", "a")[0] == 0
     assert launcher.run("status")[0] == 0
+
+
+def test_status_tells_what_failed_since_the_start(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "decode: {env: {FAKE_ENGINE: fails}}\n")
+    assert launcher.run("up", recipe, "--detach")[0] == 0
+    _, out, _ = launcher.run("status", "a", "--json")
+    by_name = {process["name"]: process["failures"] for process in json.loads(out)["processes"]}
+    assert by_name["decode-0"] == {
+        "transfers": {"aborted": 1, "peer_gone": 2},
+        "liveness": 2,
+        "hangs": 1,
+        "dropped_messages": {"stray": 1},
+    }
+    _, out, _ = launcher.run("status", "a")
+    told = "failures since start:\n  decode-0: 3 failed transfers (peer_gone 2, aborted 1); "
+    told += "2 lost to a silent or dead peer; 1 given up while prefill was silent; "
+    assert out.endswith(told + "1 dropped message (stray 1)\n")
+
+    assert launcher.run("down", "a")[0] == 0
 
 
 def test_engine_that_dies_at_start_is_reported_with_cause_and_log(launcher: Launcher) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
@@ -14,9 +14,10 @@ import click
 
 from pdlaunch import deployments
 from pdlaunch.console import Terminal
+from pdlaunch.engine_metrics import Failures
 from pdlaunch.errors import UsageError
 from pdlaunch.redaction import redact
-from pdlaunch.status import DeploymentStatus, gather
+from pdlaunch.status import DeploymentStatus, ProcessStatus, gather
 
 _FOLLOW_EVERY_S = 0.2
 
@@ -44,7 +45,7 @@ def down(name: str | None, everything: bool) -> None:
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(name: str | None, as_json: bool) -> None:
-    """Show how a deployment is doing, and how much KV moved by which mode."""
+    """Show how a deployment is doing, how much KV moved by which mode, and what failed."""
     terminal = Terminal()
     records = [deployments.need(name)] if name is not None else deployments.all_records()
     found = [asyncio.run(gather(record)) for record in records]
@@ -149,3 +150,38 @@ def _show(terminal: Terminal, status: DeploymentStatus) -> None:
     terminal.data(
         f"{moved}; {kv.transfers_failed:.0f} failed, {kv.transfers_cancelled:.0f} cancelled"
     )
+    for line in failure_lines(status.processes):
+        terminal.data(line)
+
+
+def failure_lines(processes: Iterable[ProcessStatus]) -> list[str]:
+    """What has failed since each engine's start, an engine a line."""
+    lines = []
+    for process in processes:
+        if process.role == "router":
+            continue
+        if process.failures is None:
+            lines.append(f"  {process.name}: not known, it does not answer")
+        elif process.failures:
+            lines.append(f"  {process.name}: {_failure_text(process.failures)}")
+    return ["failures since start:", *lines] if lines else ["no failed transfers"]
+
+
+def _failure_text(failures: Failures) -> str:
+    parts = []
+    if failures.transfers:
+        parts.append(_counted("failed transfer", failures.transfers))
+    if failures.liveness:
+        parts.append(f"{failures.liveness} lost to a silent or dead peer")
+    if failures.hangs:
+        parts.append(f"{failures.hangs} given up while prefill was silent")
+    if failures.dropped_messages:
+        parts.append(_counted("dropped message", failures.dropped_messages))
+    return "; ".join(parts)
+
+
+def _counted(what: str, by_reason: Mapping[str, int]) -> str:
+    total = sum(by_reason.values())
+    ordered = sorted(by_reason.items(), key=lambda item: (-item[1], item[0]))
+    reasons = ", ".join(f"{reason} {count}" for reason, count in ordered)
+    return f"{total} {what}{'' if total == 1 else 's'} ({reasons})"
