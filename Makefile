@@ -4,12 +4,14 @@ BIN := .venv/bin
 SET_UP := .venv/set-up
 DEMO := demo
 
-.PHONY: help demo test test-slow sim test-upstream lint format clean
+.PHONY: help demo test test-slow soak bench-stopped-peer sim test-upstream lint format clean
 
 help:
 	@echo "make demo           one question to a real model over prefill and decode, from nothing"
 	@echo "make test           all tests that a change must pass"
 	@echo "make test-slow      what takes too long for every change"
+	@echo "make soak           requests under faults, aborts and restarts for half an hour"
+	@echo "make bench-stopped-peer  decode's steps beside a prefill engine that is stopped"
 	@echo "make sim            a million random histories of the push protocol, with faults"
 	@echo "make test-upstream  vLLM's own tests, on the stock and on the patched build"
 	@echo "make lint           ruff and mypy"
@@ -32,10 +34,16 @@ demo: $(SET_UP)
 	$(BIN)/pdlaunch status $(DEMO)
 
 test: $(SET_UP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not soak"
 
 test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow
+
+soak: $(SET_UP)
+	$(BIN)/python -m pytest -m soak -s
+
+bench-stopped-peer: $(SET_UP)
+	$(BIN)/python tests/benchmarks/stopped_peer.py
 
 sim: $(SET_UP)
 	$(BIN)/python tests/simulation/run.py

@@ -36,6 +36,7 @@ async def usage(connection: Connection, *engines: ProcessPlan) -> dict[str, floa
     """
     asked = engines or connection.deployment.plan.engines
     metrics = await scrape_all(connection.client, asked)
+    assert all(each.samples for each in metrics.values()), f"no metrics of all of {[*metrics]}"
     return {name: each.value(USAGE) for name, each in metrics.items()}
 
 
