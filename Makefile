@@ -4,12 +4,13 @@ BIN := .venv/bin
 SET_UP := .venv/set-up
 DEMO := demo
 
-.PHONY: help demo test test-slow soak bench-stopped-peer sim test-upstream lint format clean
+.PHONY: help demo test test-slow faults soak bench-stopped-peer sim test-upstream lint format clean
 
 help:
 	@echo "make demo           one question to a real model over prefill and decode, from nothing"
 	@echo "make test           all tests that a change must pass"
 	@echo "make test-slow      what takes too long for every change"
+	@echo "make faults         the known failures on our connector and on stock's; writes docs/faults.md"
 	@echo "make soak           requests under faults, aborts and restarts for half an hour"
 	@echo "make bench-stopped-peer  decode's steps beside a prefill engine that is stopped"
 	@echo "make sim            a million random histories of the push protocol, with faults"
@@ -38,6 +39,9 @@ test: $(SET_UP)
 
 test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow
+
+faults: $(SET_UP)
+	$(BIN)/python tests/faults/run.py
 
 soak: $(SET_UP)
 	$(BIN)/python -m pytest -m soak -s

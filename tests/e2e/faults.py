@@ -1,7 +1,6 @@
 """Pairs whose engines can be made to fail, in NIXL and by a hostile peer.
 
-With --stock they run upstream's connector. Stock engines do not survive most faults: every test
-gets a pair of its own then.
+With --stock they run upstream's connector. After a test that fails, the next one gets a new pair.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,11 +40,6 @@ _HOSTILE_S = 120.0
 # An engine that has nothing to do wakes up once a second at most to say it.
 _TOLD_WITHIN_S = 5.0
 _DUMPED_WITHIN_S = 60.0
-
-
-def scope(fixture_name: str, config: pytest.Config) -> str:
-    """How long a pair lives."""
-    return "function" if config.getoption("--stock") else "module"
 
 
 @dataclass
@@ -118,22 +112,65 @@ class Pair:
         return {"host": engine.host, "port": engine.side_channel_port}
 
 
-@contextmanager
-def faulty(config: pytest.Config, name: str, folder: Path, *settings: str) -> Iterator[Pair]:
-    """A pair that can be made to fail."""
-    mode = "push-upstream" if config.getoption("--stock") else "push"
-    of_prefill, of_decode = (
-        Faults(role, folder / f"faults-{role}") for role in ("prefill", "decode")
-    )
-    all_settings = (
-        *_SETTINGS,
-        f"transfer.mode={mode}",
-        *of_prefill.settings,
-        *of_decode.settings,
-        *settings,
-    )
-    with deployed(TINY, name, folder, *all_settings) as deployment:
-        yield Pair(deployment, of_prefill, of_decode)
+class Pairs:
+    """Gives each test of a module a whole pair: the one that is up, or a new one."""
+
+    def __init__(self, config: pytest.Config, name: str, folder: Path, *settings: str) -> None:
+        self._mode = "push-upstream" if config.getoption("--stock") else "push"
+        self._name = name
+        self._folder = folder
+        self._settings = settings
+        self._pair: Pair | None = None
+        self._up = ExitStack()
+        self._number = 0
+
+    @contextmanager
+    def whole(self) -> Iterator[Pair]:
+        """A pair, which is taken down if what is done with it fails."""
+        if self._pair is None:
+            self._pair = self._bring_up()
+        try:
+            yield self._pair
+        except BaseException:
+            self.take_down()
+            raise
+        self._pair.of_prefill.clear()
+        self._pair.of_decode.clear()
+
+    def _bring_up(self) -> Pair:
+        self._number += 1
+        folder = self._folder / str(self._number)
+        folder.mkdir()
+        of_prefill, of_decode = (
+            Faults(role, folder / f"faults-{role}") for role in ("prefill", "decode")
+        )
+        settings = (
+            *_SETTINGS,
+            f"transfer.mode={self._mode}",
+            *of_prefill.settings,
+            *of_decode.settings,
+            *self._settings,
+        )
+        deployment = self._up.enter_context(deployed(TINY, self._name, folder, *settings))
+        return Pair(deployment, of_prefill, of_decode)
+
+    def take_down(self) -> None:
+        self._pair = None
+        self._up.close()
+
+    def run(self, work: Callable[[Case], Awaitable[None]]) -> None:
+        """Run a test, after which the pair has to be as whole as before."""
+
+        with self.whole() as pair:
+
+            async def checked(connection: Connection) -> None:
+                case = Case(pair, connection)
+                await work(case)
+                await case.freed()
+                await case.works()
+                await case.freed()
+
+            pair.deployment.run(checked)
 
 
 class Case:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,46 +15,24 @@ import pytest
 
 from answers import PREFILL_ONLY, Failed, at_once, new_id
 from checks import kill, wait_until_used
-from faults import ENDS_WITHIN_S, LEASE_S, REGISTRATION_WAIT_S, Case, Pair, faulty, scope
+from faults import ENDS_WITHIN_S, LEASE_S, REGISTRATION_WAIT_S, Case, Pairs
 from questions import Question, words
-from serving import Connection
 
 pytestmark = pytest.mark.fault
 # Of a block more than the tokens of D's max-num-seqs, so that some of it is waited for.
 MANY = 20
 
 
-@pytest.fixture(scope=scope)
-def pair(
+@pytest.fixture(scope="module")
+def pairs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Pair]:
+) -> Iterator[Pairs]:
     folder = tmp_path_factory.mktemp("faults")
     # The limit of prefill is below that of decode, for what prefill alone refuses.
     settings = ("prefill.max_model_len_tokens=3600", "decode.args.max-num-seqs=4")
-    with faulty(request.config, "e2e-faults", folder, *settings) as found:
-        yield found
-
-
-@pytest.fixture
-def run(pair: Pair) -> Iterator[Callable[[Callable[[Case], Awaitable[None]]], None]]:
-    """Runs a test; on a pair that lives on, the next one finds it whole."""
-
-    def running(work: Callable[[Case], Awaitable[None]]) -> None:
-        async def checked(connection: Connection) -> None:
-            case = Case(pair, connection)
-            await work(case)
-            await case.freed()
-            await case.works()
-            await case.freed()
-
-        pair.deployment.run(checked)
-
-    yield running
-    pair.of_prefill.clear()
-    pair.of_decode.clear()
-
-
-Run = Callable[[Callable[[Case], Awaitable[None]]], None]
+    found = Pairs(request.config, "e2e-faults", folder, *settings)
+    yield found
+    found.take_down()
 
 
 def question(name: str, tokens: int = 1000, answer_tokens: int = 4) -> Question:
@@ -72,7 +50,7 @@ async def given_up(leg: asyncio.Task[Any]) -> None:
 # ---------- Hangs, leaks, aborts ----------
 
 
-def test_a1_decode_aborts_while_it_waits(run: Run) -> None:
+def test_a1_decode_aborts_while_it_waits(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         legs = [
             asyncio.create_task(case.legs.decode_leg(question(f"a1 {n}", 200), new_id()))
@@ -84,10 +62,10 @@ def test_a1_decode_aborts_while_it_waits(run: Run) -> None:
             await given_up(leg)
         await case.freed(10)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a2_registrations_that_never_get_a_prefill(run: Run) -> None:
+def test_a2_registrations_that_never_get_a_prefill(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         for number in range(MANY):
             leg = case.legs.decode_leg(question(f"a2 {number}", 100), new_id())
@@ -102,10 +80,10 @@ def test_a2_registrations_that_never_get_a_prefill(run: Run) -> None:
         metrics = (await case.connection.metrics())[case.pair.prefill.name]
         assert metrics.value("vllm:nixl_push_num_registrations") == 0
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a3_an_older_registration_with_the_same_id(run: Run) -> None:
+def test_a3_an_older_registration_with_the_same_id(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked, request_id = question("a3"), new_id()
         expected = await case.expected(asked)
@@ -117,10 +95,10 @@ def test_a3_an_older_registration_with_the_same_id(run: Run) -> None:
             group.create_task(case.legs.prefill_leg(asked, request_id))
         assert new.result() == expected
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a4_prefill_refuses_its_leg(run: Run) -> None:
+def test_a4_prefill_refuses_its_leg(pairs: Pairs) -> None:
     async def refused(case: Case, asked: Question, **changes: Any) -> None:
         request_id = new_id()
         expected = await case.expected(asked)
@@ -143,10 +121,10 @@ def test_a4_prefill_refuses_its_leg(run: Run) -> None:
             group.create_task(refused(case, question("a4 min_tokens"), min_tokens=4))
             group.create_task(refused(case, question("a4 too long", 3800)))
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a5_prefill_cannot_reach_decode(run: Run) -> None:
+def test_a5_prefill_cannot_reach_decode(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.decode)
         await back(case, before)
@@ -157,25 +135,28 @@ def test_a5_prefill_cannot_reach_decode(run: Run) -> None:
             await case.right_or_failed(case.decode_first(asked), expected, ENDS_WITHIN_S + 10)
             await case.freed()
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a6_a_write_fails(run: Run) -> None:
+def test_a6_a_write_fails(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked = question("a6")
         expected = await case.expected(asked)
         case.pair.of_prefill.once("check_xfer_state.error")
         assert not await case.right_or_failed(case.decode_first(asked), expected)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a8_decode_is_queued_longer_than_the_lease(run: Run) -> None:
+def test_a8_decode_is_queued_longer_than_the_lease(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked, request_id = question("a8"), new_id()
         expected = await case.expected(asked)
         # They fill D's cache, so that nothing can be allocated for one more.
-        busy = [asyncio.create_task(case.occupy(case.pair.decode, 3000, 1050)) for _ in range(2)]
+        busy = [
+            asyncio.create_task(case.occupy(case.pair.decode, tokens, 1050))
+            for tokens in (3000, 3000, 1500)
+        ]
         await wait_until_used(case.connection, case.pair.decode.name)
         named = await case.legs.prefill_leg(asked, request_id)
         began_s = time.monotonic()
@@ -187,10 +168,10 @@ def test_a8_decode_is_queued_longer_than_the_lease(run: Run) -> None:
             await given_up(each)
         assert await leg == expected
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a9_decode_has_all_of_the_prompt(run: Run) -> None:
+def test_a9_decode_has_all_of_the_prompt(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked = question("a9", 1025)
         expected = await case.connection.ask_engine(case.pair.decode, asked)
@@ -198,10 +179,10 @@ def test_a9_decode_has_all_of_the_prompt(run: Run) -> None:
         # Long before the lease ends.
         await case.freed(LEASE_S / 2)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a11_prefill_dies_while_decode_waits(run: Run) -> None:
+def test_a11_prefill_dies_while_decode_waits(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked = question("a11")
         expected = await case.expected(asked)
@@ -211,23 +192,23 @@ def test_a11_prefill_dies_while_decode_waits(run: Run) -> None:
         assert not await case.right_or_failed(leg, expected)
         await back(case, before)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_a12_prefill_releases_its_blocks_on_completion(run: Run) -> None:
+def test_a12_prefill_releases_its_blocks_on_completion(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked = question("a12", 2000)
         expected = await case.expected(asked)
         assert await case.decode_first(asked) == expected
         await case.freed(LEASE_S / 2)
 
-    run(work)
+    pairs.run(work)
 
 
 # ---------- Wrong data ----------
 
 
-def test_b1_a_write_outlasts_the_lease(run: Run) -> None:
+def test_b1_a_write_outlasts_the_lease(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked, request_id = question("b1"), new_id()
         expected = await case.expected(asked)
@@ -240,10 +221,10 @@ def test_b1_a_write_outlasts_the_lease(run: Run) -> None:
             await case.overwrite(case.pair.prefill)
         await case.right_or_failed(leg, expected)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_b2_a_handshake_outlasts_the_lease(run: Run) -> None:
+def test_b2_a_handshake_outlasts_the_lease(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.decode)
         await back(case, before)
@@ -256,10 +237,10 @@ def test_b2_a_handshake_outlasts_the_lease(run: Run) -> None:
             await case.overwrite(case.pair.prefill)
             await case.right_or_failed(leg, expected)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_b3_two_requests_with_one_id(run: Run) -> None:
+def test_b3_two_requests_with_one_id(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         for number in range(4):
             asked = [question(f"b3 {number} {n}", 500) for n in range(2)]
@@ -276,10 +257,10 @@ def test_b3_two_requests_with_one_id(run: Run) -> None:
                     group.create_task(case.legs.prefill_leg(each, request_id))
             assert all(answer.result() for answer in answers)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_b4_the_prompts_differ_in_length(run: Run) -> None:
+def test_b4_the_prompts_differ_in_length(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         longer = question("b4", 1025)
         shorter = Question("b4", prompt=longer.prompt[:1024], salt=longer.salt)
@@ -289,10 +270,10 @@ def test_b4_the_prompts_differ_in_length(run: Run) -> None:
         await case.legs.prefill_leg(shorter, request_id)
         assert not await case.right_or_failed(leg, expected)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_b8_parameters_are_used_again(run: Run) -> None:
+def test_b8_parameters_are_used_again(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked, request_id = question("b8"), new_id()
         expected = await case.expected(asked)
@@ -304,11 +285,11 @@ def test_b8_parameters_are_used_again(run: Run) -> None:
         again = case.legs.decode_leg(asked, request_id, named)
         assert not await case.right_or_failed(again, expected)
 
-    run(work)
+    pairs.run(work)
 
 
 @pytest.mark.parametrize("hit", [32, 500, 992])
-def test_b11_decode_has_a_part_of_the_prompt(run: Run, hit: int) -> None:
+def test_b11_decode_has_a_part_of_the_prompt(pairs: Pairs, hit: int) -> None:
     async def work(case: Case) -> None:
         asked = question(f"b11 {hit}")
         expected = await case.expected(asked)
@@ -316,14 +297,14 @@ def test_b11_decode_has_a_part_of_the_prompt(run: Run, hit: int) -> None:
         await case.connection.ask_engine(case.pair.decode, part)
         assert await case.legs.in_sequence(asked) == expected
 
-    run(work)
+    pairs.run(work)
 
 
 # ---------- Crashes ----------
 
 
 @pytest.mark.parametrize("kept", [(), ("remote_engine_id", "remote_host", "remote_port")])
-def test_c_1_and_c_2_parameters_that_lack_most(run: Run, kept: tuple[str, ...]) -> None:
+def test_c_1_and_c_2_parameters_that_lack_most(pairs: Pairs, kept: tuple[str, ...]) -> None:
     async def work(case: Case) -> None:
         asked, request_id = question(f"c1 {len(kept)}"), new_id()
         expected = await case.expected(asked)
@@ -333,19 +314,19 @@ def test_c_1_and_c_2_parameters_that_lack_most(run: Run, kept: tuple[str, ...]) 
         # P keeps its blocks to the lease's end, where nobody has said that they are unwanted.
         await case.freed()
 
-    run(work)
+    pairs.run(work)
 
 
 @pytest.mark.parametrize("to", ["prefill", "decode"])
-def test_c_4_notifications_that_are_none(run: Run, to: str) -> None:
+def test_c_4_notifications_that_are_none(pairs: Pairs, to: str) -> None:
     async def work(case: Case) -> None:
         engine = case.pair.prefill if to == "prefill" else case.pair.decode
         await case.hostile("notifications", engine=case.pair.side_channel(engine), count=200)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_c_5_clients_leave_when_their_kv_arrives(run: Run) -> None:
+def test_c_5_clients_leave_when_their_kv_arrives(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         began_s = time.monotonic()
         await case.legs.in_sequence(question("c5 usual", 400))
@@ -359,33 +340,33 @@ def test_c_5_clients_leave_when_their_kv_arrives(run: Run) -> None:
         await at_once(left, range(MANY), 2)
         await case.freed(10)
 
-    run(work)
+    pairs.run(work)
 
 
 # ---------- Restart, handshake, side channel ----------
 
 
 @pytest.mark.parametrize("to", ["prefill", "decode"])
-def test_d1_frames_that_are_no_handshake(run: Run, to: str) -> None:
+def test_d1_frames_that_are_no_handshake(pairs: Pairs, to: str) -> None:
     async def work(case: Case) -> None:
         engine = case.pair.prefill if to == "prefill" else case.pair.decode
         await case.hostile("garbage", **case.pair.side_channel(engine))
         await case.hostile("listening", **case.pair.side_channel(engine))
 
-    run(work)
+    pairs.run(work)
 
 
-def test_d3_prefill_is_replaced(run: Run) -> None:
+def test_d3_prefill_is_replaced(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.prefill)
         await back(case, before)
         # The first request to the new engine is like any other.
         await case.works()
 
-    run(work)
+    pairs.run(work)
 
 
-def test_d4_dead_peers_beside_a_new_one(run: Run) -> None:
+def test_d4_dead_peers_beside_a_new_one(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.prefill)
         await back(case, before)
@@ -412,10 +393,10 @@ def test_d4_dead_peers_beside_a_new_one(run: Run) -> None:
                 with pytest.raises(Failed):
                     await asyncio.wait_for(each, ENDS_WITHIN_S)
 
-    run(work)
+    pairs.run(work)
 
 
-def test_d5_bad_messages_beside_good_ones(run: Run) -> None:
+def test_d5_bad_messages_beside_good_ones(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked = [question(f"d5 {n}", 300) for n in range(12)]
         expected = [await case.expected(each) for each in asked]
@@ -427,10 +408,10 @@ def test_d5_bad_messages_beside_good_ones(run: Run) -> None:
             answers = await asyncio.wait_for(at_once(case.legs.in_sequence, asked, 4), 90)
         assert answers == expected
 
-    run(work)
+    pairs.run(work)
 
 
-def test_d6_hostile_registrations_change_no_byte(run: Run) -> None:
+def test_d6_hostile_registrations_change_no_byte(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         computed, waiting = question("d6 computed"), question("d6 waiting", 700)
         expected = [await case.expected(each) for each in (computed, waiting)]
@@ -468,7 +449,7 @@ def test_d6_hostile_registrations_change_no_byte(run: Run) -> None:
         assert await leg == expected[1]
         await case.right_or_failed(case.legs.decode_leg(computed, ids[0], named), expected[0])
 
-    run(work)
+    pairs.run(work)
 
 
 # ---------------------------------------------------------------------------
