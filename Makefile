@@ -41,7 +41,7 @@ test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow
 
 faults: $(SET_UP)
-	$(BIN)/python tests/faults/run.py
+	$(BIN)/python tests/proofs/run_faults.py
 
 soak: $(SET_UP)
 	$(BIN)/python -m pytest -m soak -s

@@ -20,6 +20,7 @@ from serving import Connection, Deployment, Reference, told
 
 FREED_WITHIN_S = 10.0
 USED_WITHIN_S = 30.0
+COUNTED_WITHIN_S = 10.0
 # A request whose prefill engine has died.
 ENDED_WITHIN_S = 30.0
 # The default of push_liveness_timeout_s.
@@ -54,6 +55,21 @@ async def wait_until_freed(connection: Connection) -> None:
     assert await _until(freed, FREED_WITHIN_S), (
         f"blocks are still held: {await usage(connection)}, {await connection.moved()}"
     )
+
+
+async def wait_until_counted(
+    connection: Connection, engine: ProcessPlan, wanted: float, name: str, **labels: str
+) -> None:
+    """A metric of push has a value; an idle engine takes a second to say it."""
+    found: float = -1
+
+    async def counted() -> bool:
+        nonlocal found
+        metrics = (await connection.metrics())[engine.name]
+        found = metrics.value(f"vllm:nixl_push_{name}", **labels)
+        return bool(metrics.samples) and found == wanted
+
+    assert await _until(counted, COUNTED_WITHIN_S), f"{engine.name} {name} {labels}: {found}"
 
 
 async def check_answers(connection: Connection, reference: Reference, salt: str) -> None:

@@ -3,6 +3,8 @@
 `garbage`: malformed frames for the side channel at `host`:`port`.
 `listening`: exits with 0 if that side channel still answers a handshake.
 `notifications`: `count` messages that are none, to the engine there.
+`fuzz`: `count` broken frames and `count` broken notifications, to `prefill` and `decode`; sealed
+with the secret, where there is one.
 `registrations`: shakes hands with `prefill` and `decode` as a decode engine would, with memory and
 a side channel of its own, and sends what it should not, for the requests in `victims`.
 """
@@ -19,12 +21,17 @@ from typing import Any
 import msgspec
 import torch
 import zmq
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.handshake import (
+    request_metadata,
+    side_channel_secret,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
     GET_META_MSG,
     NixlAgentMetadata,
     NixlHandshakePayload,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.streaming import wire
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.streaming.auth import MessageAuth
 from vllm.distributed.nixl_utils import NixlWrapper, nixl_agent_config
 
 RANDOM = random.Random(20261130)
@@ -42,13 +49,11 @@ def _payload(host: str, port: int) -> NixlHandshakePayload:
     context = zmq.Context()
     socket = _socket(context, host, port, zmq.REQ)
     try:
-        socket.send(msgspec.msgpack.encode((GET_META_MSG, 0, 0)))
-        reply = socket.recv_multipart()
+        # With the secret of the environment, where there is one.
+        return request_metadata(socket, f"{host}:{port}", 0, 0, timeout_s=10).payload
     finally:
         socket.close()
         context.term()
-    found: NixlHandshakePayload = msgspec.msgpack.decode(reply[0], type=NixlHandshakePayload)
-    return found
 
 
 def garbage(host: str, port: int) -> None:
@@ -143,6 +148,64 @@ def notifications(engine: dict[str, Any], count: int) -> None:
         peer.tell(agent, shapes[number % len(shapes)])
     # Until they have left.
     time.sleep(1)
+
+
+def _broken(message: bytes) -> bytes:
+    """A message with some of its bytes changed, left out or added."""
+    broken = bytearray(message)
+    for _ in range(RANDOM.randrange(1, 6)):
+        at = RANDOM.randrange(len(broken) + 1)
+        change = RANDOM.randrange(4)
+        if change == 0 and at < len(broken):
+            broken[at] = RANDOM.randrange(256)
+        elif change == 1:
+            del broken[at : at + RANDOM.randrange(1, 9)]
+        elif change == 2:
+            broken[at:at] = RANDOM.randbytes(RANDOM.randrange(1, 9))
+        else:
+            broken = broken[:at] or bytearray(b"x")
+    return bytes(broken)
+
+
+def fuzz(prefill: dict[str, Any], decode: dict[str, Any], count: int) -> None:
+    context = zmq.Context()
+    request = msgspec.msgpack.encode((GET_META_MSG, 0, 0))
+    for engine in (prefill, decode):
+        socket = _socket(context, engine["host"], engine["port"], zmq.DEALER)
+        for _ in range(count // 2):
+            frames = [_broken(request) for _ in range(RANDOM.choice((1, 1, 1, 2, 5)))]
+            socket.send_multipart([b"", *frames] if RANDOM.random() < 0.8 else frames)
+        socket.close()
+    context.term()
+
+    peer = Peer()
+    auth = MessageAuth(side_channel_secret(), peer.name)
+    messages = [
+        wire.encode(each)
+        for each in (
+            wire.Register(
+                "r", "t", "p", "e", "127.0.0.1", 9, 1, 32, 64, bytes(32), [wire.Blocks(0, [1, 2])]
+            ),
+            wire.Cancel("r", "t", "p", b"metadata"),
+            wire.Alive(["r"], ["t"]),
+            wire.Written("r"),
+            wire.Commit("r", 3),
+            wire.Failed("r", "why"),
+            wire.Fenced("r"),
+        )
+    ]
+    for engine in (prefill, decode):
+        agent = peer.meet(engine)
+        for number in range(count // 2):
+            message = _broken(messages[number % len(messages)])
+            # Some with a seal that is right, some with one that is broken too.
+            kind = RANDOM.random()
+            if kind < 0.7:
+                message = auth.seal(agent, message)
+            elif kind < 0.9:
+                message = _broken(auth.seal(agent, message))
+            peer.tell(agent, message)
+    time.sleep(2)
 
 
 def registrations(prefill: dict[str, Any], decode: dict[str, Any], victims: list[Any]) -> None:

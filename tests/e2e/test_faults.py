@@ -19,7 +19,6 @@ from faults import ENDS_WITHIN_S, LEASE_S, REGISTRATION_WAIT_S, Case, Pairs
 from questions import Question, words
 
 pytestmark = pytest.mark.fault
-# Of a block more than the tokens of D's max-num-seqs, so that some of it is waited for.
 MANY = 20
 
 
@@ -98,6 +97,7 @@ def test_a3_an_older_registration_with_the_same_id(pairs: Pairs) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_a4_prefill_refuses_its_leg(pairs: Pairs) -> None:
     async def refused(case: Case, asked: Question, **changes: Any) -> None:
         request_id = new_id()
@@ -124,6 +124,7 @@ def test_a4_prefill_refuses_its_leg(pairs: Pairs) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_a5_prefill_cannot_reach_decode(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.decode)
@@ -182,6 +183,7 @@ def test_a9_decode_has_all_of_the_prompt(pairs: Pairs) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_a11_prefill_dies_while_decode_waits(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked = question("a11")
@@ -224,6 +226,7 @@ def test_b1_a_write_outlasts_the_lease(pairs: Pairs) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_b2_a_handshake_outlasts_the_lease(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.decode)
@@ -273,6 +276,7 @@ def test_b4_the_prompts_differ_in_length(pairs: Pairs) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_b8_parameters_are_used_again(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked, request_id = question("b8"), new_id()
@@ -326,6 +330,7 @@ def test_c_4_notifications_that_are_none(pairs: Pairs, to: str) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_c_5_clients_leave_when_their_kv_arrives(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         began_s = time.monotonic()
@@ -356,6 +361,7 @@ def test_d1_frames_that_are_no_handshake(pairs: Pairs, to: str) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_d3_prefill_is_replaced(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.prefill)
@@ -366,6 +372,7 @@ def test_d3_prefill_is_replaced(pairs: Pairs) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_d4_dead_peers_beside_a_new_one(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         before = kill(case.pair.deployment, case.pair.prefill)
@@ -396,6 +403,7 @@ def test_d4_dead_peers_beside_a_new_one(pairs: Pairs) -> None:
     pairs.run(work)
 
 
+@pytest.mark.slow
 def test_d5_bad_messages_beside_good_ones(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked = [question(f"d5 {n}", 300) for n in range(12)]

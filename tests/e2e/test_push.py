@@ -19,6 +19,7 @@ from checks import (
     stopped,
     usage,
     wait_until_back,
+    wait_until_counted,
     wait_until_freed,
     wait_until_used,
 )
@@ -169,10 +170,17 @@ def test_a_decode_leg_alone_leaves_nothing(pair: Deployment, reference: Referenc
         question = Question("alone", prompt=words(1000, "decode alone"))
         leg = asyncio.create_task(connection.legs.decode_leg(question, new_id()))
         await wait_until_used(connection, pair.decode.name)
+        for engine, state in (
+            (pair.decode, "waiting_for_kv"),
+            (pair.prefill, "waiting_for_prefill"),
+        ):
+            await wait_until_counted(connection, engine, 1, "num_registrations", state=state)
         leg.cancel()
         with suppress(asyncio.CancelledError):
             await leg
         await wait_until_freed(connection)
+        for engine in (pair.decode, pair.prefill):
+            await wait_until_counted(connection, engine, 0, "num_registrations")
         await check_answers(connection, reference, "after a decode leg")
 
     pair.run(work)
@@ -231,6 +239,11 @@ def test_prefill_killed_while_decode_waits_fails_the_request(
         with pytest.raises(Failed) as failure:
             await asyncio.wait_for(waiting, ENDED_WITHIN_S)
         assert failure.value.status >= 500
+        failures = [
+            line for line in pair.log(pair.decode.name).open() if " failed on decode" in line
+        ]
+        assert "(peer_gone)" in failures[-1]
+        assert all(word in failures[-1] for word in ("Prefill engine", "decode engine", "request"))
         local = some(9)[0]
         answer = await connection.ask_engine(pair.decode, local.salted("local"))
         assert reference.differences((local,), [answer]) == []

@@ -24,7 +24,14 @@ from pdlaunch.cli import cli
 from pdlaunch.series import Series
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "patches/README.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "patches/README.md",
+    "docs/faults.md",
+    "docs/support.md",
+)
 STREAMING = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming"
 STATS = f"{STREAMING}/stats.py"
 WIRE = f"{STREAMING}/wire.py"

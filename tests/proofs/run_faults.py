@@ -14,7 +14,7 @@ import xml.etree.ElementTree as ET
 from collections import defaultdict
 from pathlib import Path
 
-from known import KNOWN, PAIR, RANKS, Known
+from failures import KNOWN, PAIR, RANKS, Known
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "faults"

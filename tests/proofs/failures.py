@@ -1,7 +1,7 @@
 """The known failures of P/D serving over NIXL, the test of each, and what stock vLLM cannot show.
 
-Kinds, not cases. `run.py` runs the tests on our connector and on upstream's, and writes the table
-of docs/faults.md.
+Kinds, not cases. `run_faults.py` runs the tests on our connector and on upstream's, and writes the
+table of docs/faults.md.
 """
 
 from __future__ import annotations
