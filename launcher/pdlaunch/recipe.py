@@ -283,7 +283,7 @@ class Recipe(Section):
     )
     model: Annotated[str, StringConstraints(min_length=1)] = Field(
         description="A hub id (Org/Name), a path (starts with / or ./), "
-        "embedded:smollm2-135m-instruct or random:tiny-qwen3."
+        "embedded:smollm2-135m-instruct or random:tiny-qwen3 (for tests; there are more)."
     )
     served_name: str | None = Field(
         default=None, description="Name that clients use. null: the model's own."

@@ -28,7 +28,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Scripts in place of those that need an engine, and an empty cache."""
     folder = tmp_path / "scripts"
     folder.mkdir()
-    for name in ("convert_gguf.py", "make_tiny_qwen3.py"):
+    for name in ("convert_gguf.py", "make_random.py"):
         (folder / name).write_text(SCRIPTS["good"])
     monkeypatch.setattr(models, "_script", lambda name: folder / name)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -70,12 +70,12 @@ def test_embedded_model_is_taken_out_of_its_package(
 
 def test_changed_script_makes_another_model(scripts: Path) -> None:
     before = models.planned_random("tiny-qwen3")
-    (scripts / "make_tiny_qwen3.py").write_text(SCRIPTS["good"] + "# changed\n")
+    (scripts / "make_random.py").write_text(SCRIPTS["good"] + "# changed\n")
     assert models.planned_random("tiny-qwen3") != before
 
 
 def test_failed_script_leaves_no_model_and_names_its_log(scripts: Path, python: Engine) -> None:
-    (scripts / "make_tiny_qwen3.py").write_text(SCRIPTS["bad"])
+    (scripts / "make_random.py").write_text(SCRIPTS["bad"])
     with pytest.raises(PdError, match="out of memory") as caught:
         models.ensure_random("tiny-qwen3", python, FakeReporter())
     assert not models.planned_random("tiny-qwen3").exists()
@@ -90,6 +90,6 @@ def test_unknown_model_names_those_there_are(plan: Callable[[str], Path]) -> Non
 
 
 def test_shipped_scripts_compile() -> None:
-    for name in ("convert_gguf.py", "make_tiny_qwen3.py", "verify_engine.py"):
+    for name in ("convert_gguf.py", "make_random.py", "verify_engine.py"):
         path = models._script(name)
         compile(path.read_text(), str(path), "exec")
