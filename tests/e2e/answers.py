@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,6 +45,8 @@ class Legs:
     model: str
     prefill: ProcessPlan
     decode: ProcessPlan
+    # As a router that mixes legs up would: another model, or adapter, on D.
+    decode_model: str | None = None
 
     async def prefill_leg(self, question: Question, request_id: str) -> dict[str, Any]:
         """P computes; the kv_transfer_params of its response."""
@@ -57,7 +59,7 @@ class Legs:
         self, question: Question, request_id: str, named: Mapping[str, Any] | None = None
     ) -> Answer:
         """D answers from P's KV; `named` is what P's response said, else what a router knows."""
-        body = question.body(self.model) | {
+        body = question.body(self.decode_model or self.model) | {
             "kv_transfer_params": dict(named) if named is not None else self.known_of_prefill()
         }
         return _answer(await _post(self.client, self.decode, question, body, request_id))
@@ -131,6 +133,19 @@ async def at_once(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(item)) for item in items]
     return [task.result() for task in tasks]
+
+
+async def or_failure(answer: Awaitable[Answer]) -> Answer | Failed:
+    """An answer, or the failure of one leg."""
+    try:
+        return await answer
+    except Failed as failed:
+        return failed
+    except ExceptionGroup as group:
+        (failure,) = group.exceptions
+        if not isinstance(failure, Failed):
+            raise
+        return failure
 
 
 def new_id() -> str:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,14 @@ class Connection:
     async def ask_engine(self, engine: ProcessPlan, question: Question) -> Answer:
         """What one engine answers by itself."""
         return await ask(self.client, engine.url, self.deployment.plan.served_name, question)
+
+    async def reference(self, questions: Iterable[Question], limit: int = AT_ONCE) -> Reference:
+        """What the decode engine answers by itself. It needs TORCHDYNAMO_DISABLE in its
+        environment: what computes log probabilities is compiled on first use, for a minute."""
+        plan = self.deployment.plan
+        return await _asked(
+            self.client, self.deployment.decode, plan.served_name, tuple(questions), limit
+        )
 
     async def metrics(self) -> dict[str, Metrics]:
         return await scrape_all(self.client, self.deployment.plan.engines)
@@ -186,31 +194,68 @@ def reference(questions: tuple[Question, ...], folder: Path) -> Reference:
             },
         }
     )
+    with _running(plan, (engine,), folder):
+
+        async def work() -> Reference:
+            async with httpx.AsyncClient() as client:
+                return await _asked(client, engine, plan.served_name, questions, AT_ONCE)
+
+        return asyncio.run(work())
+
+
+@contextmanager
+def by_hand(
+    changed: Callable[[ProcessPlan], ProcessPlan], name: str, folder: Path, *settings: str
+) -> Iterator[Deployment]:
+    """The tiny recipe's engines with commands that no recipe can say; there is no router."""
+    loaded = recipe_loader.load(recipe_loader.find(TINY), (f"name={name}", *settings))
+    plan = preparation.planned(loaded, None)
+    preparation.provide(loaded.recipe, Terminal())
+    engines = tuple(changed(engine) for engine in plan.engines)
+    deployment = Deployment(plan.model_copy(update={"processes": engines}), folder)
+    logs = deployment.log("any").parent
+    logs.mkdir(parents=True)
+    with _running(plan, engines, logs):
+        yield deployment
+
+
+@contextmanager
+def _running(plan: DeploymentPlan, engines: Sequence[ProcessPlan], logs: Path) -> Iterator[None]:
+    """Engines that are healthy, started without the command; stopped in any case."""
     guardian = Guardian(plan.launch_id)
-    backend = ProcessBackend(plan.launch_id, folder)
+    backend = ProcessBackend(plan.launch_id, logs)
     try:
-        backend.start(engine)
-        return asyncio.run(_asked(backend, engine, plan.served_name, questions))
+        for engine in engines:
+            backend.start(engine)
+        asyncio.run(_healthy(backend, engines))
+        yield
     finally:
         survivors = asyncio.run(backend.stop(plan.stop_s, lambda: False))
         guardian.dismiss()
         assert survivors == []
 
 
-async def _asked(
-    backend: ProcessBackend, engine: ProcessPlan, model: str, questions: tuple[Question, ...]
-) -> Reference:
+async def _healthy(backend: ProcessBackend, engines: Sequence[ProcessPlan]) -> None:
+    deadline_s = time.monotonic() + START_WITHIN_S
     async with httpx.AsyncClient() as client:
-        deadline_s = time.monotonic() + START_WITHIN_S
-        while not (await readiness.is_healthy(client, [engine]))[0]:
-            lines = telling_lines(backend.log(engine.name))
-            assert not backend.deaths() and time.monotonic() < deadline_s, "\n".join(lines)
+        while not all(await readiness.is_healthy(client, engines)):
+            deaths = [str(death.error()) for death in backend.deaths()]
+            lines = [line for each in engines for line in telling_lines(backend.log(each.name))]
+            assert not deaths and time.monotonic() < deadline_s, "\n".join(deaths or lines)
             await asyncio.sleep(0.25)
 
-        async def one(question: Question) -> tuple[Answer, float]:
-            return await _with_gap(client, engine, model, question)
 
-        found = await at_once(one, questions, AT_ONCE)
+async def _asked(
+    client: httpx.AsyncClient,
+    engine: ProcessPlan,
+    model: str,
+    questions: tuple[Question, ...],
+    limit: int,
+) -> Reference:
+    async def one(question: Question) -> tuple[Answer, float]:
+        return await _with_gap(client, engine, model, question)
+
+    found = await at_once(one, questions, limit)
     named = {each.name: both for each, both in zip(questions, found, strict=True)}
     return Reference(
         {name: answer for name, (answer, _) in named.items()},

@@ -105,8 +105,6 @@ CONFIGS: Mapping[str, PretrainedConfig] = {
         mamba_d_state=64,
         mamba_n_groups=1,
         mamba_expand=2,
-        # vLLM's CPU kernels return one state a prompt, and its engine looks for one a chunk.
-        mamba_chunk_size=8192,
     ),
 }
 
