@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from answers import REQUEST_TIMEOUT_S
+import adapters
+from answers import REQUEST_TIMEOUT_S, Failed, ask, or_failure
 from checks import wait_until_freed
 from questions import Question, words
 from serving import TINY, Connection, Deployment, deployed
@@ -32,20 +35,34 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # The recipe's budget of prefill.
 CHUNK_TOKENS = 256
+ADAPTERS = ("first", "second")
 # Rounded otherwise when a prompt was cut elsewhere.
 LOGPROB_TOLERANCE = 1e-3
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Engines that share a secret: their messages are sealed."""
+    """Engines with LoRA adapters, and with a common secret: their messages are sealed."""
     folder = tmp_path_factory.mktemp("kinds")
     secret = secrets.token_hex(16)
+    modules = [
+        f"{name}={adapters.write(folder / name, seed)}" for seed, name in enumerate(ADAPTERS)
+    ]
+    settings = (
+        "engine.args.enable-lora=true",
+        f"engine.args.max-loras={len(ADAPTERS)}",
+        f"engine.args.max-lora-rank={adapters.RANK}",
+        f"engine.args.lora-modules={json.dumps(modules)}",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_NIXL_SIDE_CHANNEL_SECRET", secret)
-        with deployed(TINY, "e2e-kinds", folder) as deployment:
+        with deployed(TINY, "e2e-kinds", folder, *settings) as deployment:
             yield deployment
-    shown = [path for path in folder.rglob("*") if path.is_file() and secret in path.read_text()]
+    shown = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and secret.encode() in path.read_bytes()
+    ]
     assert not shown
 
 
@@ -72,6 +89,52 @@ def test_answer_is_that_of_one_engine(pair: Deployment, kind: str) -> None:
         moved = (await connection.moved()).since(before)
         assert not moved.transfers_failed
         await wait_until_freed(connection)
+
+    pair.run(work)
+
+
+def test_answers_with_an_adapter_are_those_of_one_engine(pair: Deployment) -> None:
+    question = Question("adapters", prompt=words(CHUNK_TOKENS + 50, "adapters"), answer_tokens=6)
+
+    async def work(connection: Connection) -> None:
+        before = await connection.moved()
+        answers = set()
+        for model in (pair.plan.served_name, *ADAPTERS):
+            # One salt for all: what one of them has cached is nothing to another.
+            pushed = await ask(
+                connection.client, pair.plan.router_url, model, question.salted("pushed")
+            )
+            local = await ask(connection.client, pair.decode.url, model, question.salted("local"))
+            assert pushed == local
+            answers.add(pushed)
+        assert len(answers) == 1 + len(ADAPTERS)
+        moved = (await connection.moved()).since(before)
+        assert not moved.transfers_failed
+        await wait_until_freed(connection)
+
+    pair.run(work)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [("", "first"), ("first", ""), ("first", "second")],
+    ids=["decode only", "prefill only", "another on decode"],
+)
+def test_adapter_on_one_leg_is_an_error_not_an_answer(
+    pair: Deployment, models: tuple[str, str]
+) -> None:
+    question = Question("one leg", prompt=words(100, models), answer_tokens=6)
+    on_prefill, on_decode = (model or pair.plan.served_name for model in models)
+
+    async def work(connection: Connection) -> None:
+        legs = replace(connection.legs, model=on_prefill, decode_model=on_decode)
+        for leg in (legs.in_sequence, legs.decode_first):
+            before = await connection.moved()
+            answer = await or_failure(leg(question))
+            assert isinstance(answer, Failed)
+            assert answer.status == httpx.codes.INTERNAL_SERVER_ERROR
+            moved = await connection.moved_since(before, lambda moved: moved.transfers_failed > 0)
+            assert (moved.transfers_completed, moved.transfers_failed) == (0, 1)
 
     pair.run(work)
 
