@@ -151,6 +151,14 @@ KNOWN = (
         "test_b8_parameters_are_used_again",
     ),
     Known(
+        "B9",
+        "adapters are not part of the match",
+        "an error unless both legs name the same",
+        "tests/e2e/test_combinations.py",
+        "test_adapter_on_one_leg_is_an_error_not_an_answer",
+        stock="its pair has no stock variant",
+    ),
+    Known(
         "B10",
         "quantized KV with other scales",
         "refused in the handshake",
