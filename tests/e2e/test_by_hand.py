@@ -23,10 +23,20 @@ def _with_flag(engine: ProcessPlan, flag: str, value: str) -> ProcessPlan:
     return engine.model_copy(update={"argv": (*engine.argv[:at], value, *engine.argv[at + 1 :])})
 
 
-@pytest.mark.parametrize("policy", ["fail", "recompute"])
-def test_pair_of_two_block_sizes_is_refused_request_by_request(tmp_path: Path, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("larger_on", "policy", "said_by_prefill"),
+    [
+        ("prefill", "fail", "block size 32 on decode, 64 on prefill: push needs the same"),
+        ("prefill", "recompute", "block size 32 on decode, 64 on prefill: push needs the same"),
+        # Decode hears nothing of it, and ends the request when it has heard nothing for long.
+        ("decode", "fail", "Local block size 32 is not divisible by remote block size 64"),
+    ],
+)
+def test_pair_of_two_block_sizes_is_refused_request_by_request(
+    larger_on: str, policy: str, said_by_prefill: str, tmp_path: Path
+) -> None:
     def changed(engine: ProcessPlan) -> ProcessPlan:
-        return _with_flag(engine, "--block-size", "64") if engine.role == "decode" else engine
+        return _with_flag(engine, "--block-size", "64") if engine.role == larger_on else engine
 
     question = Question("blocks", prompt=words(300, "blocks"), answer_tokens=6)
     with by_hand(changed, "e2e-blocks", tmp_path, f"transfer.load_failure_policy={policy}") as pair:
@@ -42,8 +52,7 @@ def test_pair_of_two_block_sizes_is_refused_request_by_request(tmp_path: Path, p
                     assert answer.status == httpx.codes.INTERNAL_SERVER_ERROR
 
         pair.run(work)
-        said = "block size 64 on decode, 32 on prefill: push needs the same"
-        assert said in pair.log(pair.decode.name).read_text()
+        assert said_by_prefill in pair.log(pair.prefill.name).read_text()
 
 
 def test_push_beside_another_connector(tmp_path: Path) -> None:
