@@ -109,11 +109,17 @@ COMBINATIONS = (
         f"{_E2E}/test_combinations.py",
         "test_adapter_on_one_leg_is_an_error_not_an_answer",
     ),
-    _same("sliding window in some layers", "test_models.py", "some layers with a sliding window"),
-    _same("sliding window in all layers", "test_models.py", "all layers with a sliding window"),
-    _same("Mamba 2 beside attention", "test_models.py", "some layers with a state"),
-    _same("latent attention (MLA)", "test_models.py", "latent attention"),
-    _same("latent attention, TP 1 to 2", "test_models.py", "latent attention, TP 1 to 2"),
+    _same(
+        "sliding window in some layers",
+        "test_architectures.py",
+        "some layers with a sliding window",
+    ),
+    _same(
+        "sliding window in all layers", "test_architectures.py", "all layers with a sliding window"
+    ),
+    _same("Mamba 2 beside attention", "test_architectures.py", "some layers with a state"),
+    _same("latent attention (MLA)", "test_architectures.py", "latent attention"),
+    _same("latent attention, TP 1 to 2", "test_architectures.py", "latent attention, TP 1 to 2"),
     _same("preemption on prefill", "test_small_caches.py", "prefill preempts"),
     _same("preemption on decode", "test_small_caches.py", "decode preempts"),
     _same("full caches on both sides", "test_small_caches.py", "requests queue on both sides"),
