@@ -53,12 +53,14 @@ async def wait_until_used(connection: Connection, engine: str) -> None:
     assert await _until(used, USED_WITHIN_S), f"{engine} holds no blocks"
 
 
-async def wait_until_freed(connection: Connection) -> None:
+async def wait_until_freed(connection: Connection, *engines: ProcessPlan) -> None:
+    """Of all engines if none is named: one that is dead does not say what it holds."""
+
     async def freed() -> bool:
-        return not any((await usage(connection)).values())
+        return not any((await usage(connection, *engines)).values())
 
     assert await _until(freed, FREED_WITHIN_S), (
-        f"blocks are still held: {await usage(connection)}, {await connection.moved()}"
+        f"blocks are still held: {await usage(connection, *engines)}, {await connection.moved()}"
     )
 
 

@@ -49,6 +49,7 @@ async def given_up(leg: asyncio.Task[Any]) -> None:
 # ---------- Hangs, leaks, aborts ----------
 
 
+@pytest.mark.slow
 def test_a1_decode_aborts_while_it_waits(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         legs = [
@@ -351,6 +352,7 @@ def test_c_5_clients_leave_when_their_kv_arrives(pairs: Pairs) -> None:
 # ---------- Restart, handshake, side channel ----------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["prefill", "decode"])
 def test_d1_frames_that_are_no_handshake(pairs: Pairs, to: str) -> None:
     async def work(case: Case) -> None:

@@ -101,6 +101,6 @@ def test_prefill_killed_while_it_pushes_is_recomputed(
         assert reference.differences((question,), [answer]) == []
         with suppress(Failed, httpx.HTTPError):
             await prefill
-        await wait_until_freed(connection)
+        await wait_until_freed(connection, pair.decode)
 
     pair.run(work)

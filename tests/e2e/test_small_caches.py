@@ -26,7 +26,7 @@ LONG_PROMPTS = tuple(
 )
 # D has room for all prompts at once, but not for all answers.
 LONG_ANSWERS = tuple(
-    Question(f"answer {number}", prompt=words(200 + 11 * number, number), answer_tokens=160)
+    Question(f"answer {number}", prompt=words(200 + 11 * number, number), answer_tokens=400)
     for number in range(8)
 )
 # More than fit into either cache. Of one length: P ends them in the order in which D takes them.
