@@ -239,9 +239,8 @@ def test_prefill_killed_while_decode_waits_fails_the_request(
         with pytest.raises(Failed) as failure:
             await asyncio.wait_for(waiting, ENDED_WITHIN_S)
         assert failure.value.status >= 500
-        failures = [
-            line for line in pair.log(pair.decode.name).open() if " failed on decode" in line
-        ]
+        lines = pair.log(pair.decode.name).read_text("utf-8").splitlines()
+        failures = [line for line in lines if " failed on decode" in line]
         assert "(peer_gone)" in failures[-1]
         assert all(word in failures[-1] for word in ("Prefill engine", "decode engine", "request"))
         local = some(9)[0]
