@@ -73,9 +73,9 @@ def test_push_beside_another_connector(tmp_path: Path) -> None:
         }
         return _with_flag(engine, TRANSFER_CONFIG, json.dumps(both))
 
-    # The other connector cannot deal with prompts that are cut.
+    # In one chunk each, all of them at once: the other connector keeps the first chunk only.
     asked = some(6, longest_tokens=2000)
-    settings = ("prefill.args.max-num-batched-tokens=2048", "decode.env.TORCHDYNAMO_DISABLE=1")
+    settings = ("prefill.args.max-num-batched-tokens=16384", "decode.env.TORCHDYNAMO_DISABLE=1")
     with by_hand(changed, "e2e-multi", tmp_path, *settings) as pair:
 
         async def work(connection: Connection) -> None:
