@@ -13,6 +13,8 @@ from checks import wait_until_freed, wait_until_used
 from questions import Question, salted, words
 from serving import TINY, Connection, Deployment, deployed
 
+# Now and then both sides wait for each other until push_max_lease_s: see the README's known limits.
+pytestmark = pytest.mark.slow
 PREEMPTIONS = "vllm:num_preemptions_total"
 # 76 blocks.
 CACHE_GIB = 0.15
