@@ -24,8 +24,7 @@ from questions import Question, words
 from serving import TINY, Connection, Deployment, deployed
 
 HERE = Path(__file__).parent
-# Small, so that tests can overwrite all of it; leases are short, so that tests can outlast them.
-KV_CACHE_TOKENS = 8192
+# Caches are small, so that tests can overwrite all of them; leases are short, so that tests can outlast them.
 LEASE_S = 4
 REGISTRATION_WAIT_S = 30
 ENDS_WITHIN_S = LIVENESS_TIMEOUT_S + 5

@@ -36,6 +36,7 @@ SOURCES = {
     "vllm/core.py": SPDX + "".join(f"def f{n}():\n    return {n}\n\n\n" for n in range(20)),
     "vllm/crlf.py": SPDX + "one = 1\r\ntwo = 2\r\n",
     "vllm/old.py": SPDX + "unused = True\n",
+    # Text that stands for a test of upstream's; it is never run as one of ours.
     "tests/test_core.py": SPDX + "def test_zero():\n    assert True\n",
     "docs/guide.md": "# Guide\n",
     ".gitignore": "/vllm/_version.py\nbuild/\n",

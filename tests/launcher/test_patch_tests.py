@@ -56,6 +56,7 @@ def test_tests_that_fail_without_and_pass_with_it(
         ({"vllm/new.py": "NEW = 2\n"}, "its tests do not pass with it: 1 failed"),
         ({"tests/test_new.py": "import nothing\n"}, "its tests do not pass with it: 1 error"),
         (
+            # A patch whose test is skipped: what the check under test has to reject.
             {"tests/test_new.py": "import pytest\n@pytest.mark.skip\ndef test_new(): pass\n"},
             "its tests do not pass with it: 1 skipped",
         ),

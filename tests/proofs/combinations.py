@@ -120,9 +120,21 @@ COMBINATIONS = (
     _same("Mamba 2 beside attention", "test_architectures.py", "some layers with a state"),
     _same("latent attention (MLA)", "test_architectures.py", "latent attention"),
     _same("latent attention, TP 1 to 2", "test_architectures.py", "latent attention, TP 1 to 2"),
-    _same("preemption on prefill", "test_small_caches.py", "prefill preempts"),
-    _same("preemption on decode", "test_small_caches.py", "decode preempts"),
-    _same("full caches on both sides", "test_small_caches.py", "requests queue on both sides"),
+    _same(
+        "preemption on prefill (may stall, see the README)",
+        "test_small_caches.py",
+        "prefill preempts",
+    ),
+    _same(
+        "preemption on decode (may stall, see the README)",
+        "test_small_caches.py",
+        "decode preempts",
+    ),
+    _same(
+        "full caches on both sides (may stall, see the README)",
+        "test_small_caches.py",
+        "requests queue on both sides",
+    ),
     Combination(
         "both sides full of what the other has no room for",
         "ends with the lease: the same tokens, or an error",

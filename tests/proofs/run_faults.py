@@ -27,9 +27,9 @@ PAGE = ROOT / "docs" / "faults.md"
 HEAD = """# Known failures, and what becomes of them
 
 Written by `make faults`, which runs every test on our connector and on the push connector that
-vLLM 0.32.0 ships, in the same build. Each test on stock has a pair of engines to itself, which
-answers a request from pushed KV before anything goes wrong.
-"not run": not yet, on that connector.
+vLLM 0.32.0 ships, in the same build. Every pair has answered a request from pushed KV before
+anything goes wrong, and a test that fails leaves the next one a new pair. "not run": not yet, on
+that connector.
 
 | id | what goes wrong | what has to happen | test | stock | ours |
 |---|---|---|---|---|---|
