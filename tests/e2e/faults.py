@@ -24,7 +24,7 @@ from questions import Question, words
 from serving import TINY, Connection, Deployment, deployed
 
 HERE = Path(__file__).parent
-# Small caches, so that tests can overwrite all of them; short leases, so that they can outlast them.
+# Small caches: tests overwrite all of them. Short leases: tests outlast them.
 LEASE_S = 4
 REGISTRATION_WAIT_S = 30
 ENDS_WITHIN_S = LIVENESS_TIMEOUT_S + 5
