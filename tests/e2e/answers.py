@@ -47,6 +47,8 @@ class Legs:
     decode: ProcessPlan
     # As a router that mixes legs up would: another model, or adapter, on D.
     decode_model: str | None = None
+    # What a router has learnt from P's first response, if there was one.
+    engine_id: str | None = None
 
     async def prefill_leg(self, question: Question, request_id: str) -> dict[str, Any]:
         """P computes; the kv_transfer_params of its response."""
@@ -60,12 +62,16 @@ class Legs:
     ) -> Answer:
         """D answers from P's KV; `named` is what P's response said, else what a router knows."""
         body = question.body(self.decode_model or self.model) | {
-            "kv_transfer_params": dict(named) if named is not None else self.known_of_prefill()
+            "kv_transfer_params": (
+                dict(named) if named is not None else self.known_of_prefill(request_id)
+            )
         }
         return _answer(await _post(self.client, self.decode, question, body, request_id))
 
-    def known_of_prefill(self) -> dict[str, Any]:
-        return {
+    def known_of_prefill(self, request_id: str) -> dict[str, Any]:
+        learnt = {"remote_engine_id": self.engine_id} if self.engine_id is not None else {}
+        return learnt | {
+            "remote_request_id": request_id,
             "do_remote_decode": False,
             "do_remote_prefill": True,
             "remote_host": self.prefill.host,

@@ -11,14 +11,14 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from answers import Answer, Failed, new_id
-from checks import LIVENESS_TIMEOUT_S, NoMetricsError, usage, wait_until_used
+from checks import LIVENESS_TIMEOUT_S, NoMetricsError, usage, wait_until_freed, wait_until_used
 from pdlaunch.plan import ProcessPlan
 from questions import Question, words
 from serving import TINY, Connection, Deployment, deployed
@@ -98,6 +98,8 @@ class Pair:
     deployment: Deployment
     of_prefill: Faults
     of_decode: Faults
+    # Of prefill, as a router learns it from the first response.
+    engine_id: str
 
     @property
     def prefill(self) -> ProcessPlan:
@@ -109,6 +111,13 @@ class Pair:
 
     def side_channel(self, engine: ProcessPlan) -> dict[str, Any]:
         return {"host": engine.host, "port": engine.side_channel_port}
+
+
+async def _engine_id_of_prefill(connection: Connection) -> str:
+    named = await connection.legs.prefill_leg(Question("who", prompt=words(8, "who")), new_id())
+    # Nobody comes for it.
+    await wait_until_freed(connection)
+    return str(named["remote_engine_id"])
 
 
 class Pairs:
@@ -151,7 +160,7 @@ class Pairs:
             *self._settings,
         )
         deployment = self._up.enter_context(deployed(TINY, self._name, folder, *settings))
-        return Pair(deployment, of_prefill, of_decode)
+        return Pair(deployment, of_prefill, of_decode, deployment.run(_engine_id_of_prefill))
 
     def take_down(self) -> None:
         self._pair = None
@@ -178,7 +187,7 @@ class Case:
     def __init__(self, pair: Pair, connection: Connection) -> None:
         self.pair = pair
         self.connection = connection
-        self.legs = connection.legs
+        self.legs = replace(connection.legs, engine_id=pair.engine_id)
 
     async def expected(self, question: Question) -> Answer:
         """What decode answers without prefill."""

@@ -382,7 +382,7 @@ def test_d4_dead_peers_beside_a_new_one(pairs: Pairs) -> None:
         asked = question("d4", 300)
         expected = await case.expected(asked)
         with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
-            params = case.legs.known_of_prefill() | {
+            params = case.legs.known_of_prefill(new_id()) | {
                 "remote_port": silent.getsockname()[1],
                 "remote_engine_id": "dead",
                 "remote_request_id": "none",
