@@ -36,6 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
 # The recipe's budget of prefill.
 CHUNK_TOKENS = 256
 ADAPTERS = ("first", "second")
+# Other weights on either engine.
+AMBIGUOUS = "ambiguous"
 # Rounded otherwise when a prompt was cut elsewhere.
 LOGPROB_TOLERANCE = 1e-3
 
@@ -48,11 +50,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     modules = [
         f"{name}={adapters.write(folder / name, seed)}" for seed, name in enumerate(ADAPTERS)
     ]
+    ambiguous = {
+        role: [*modules, f"{AMBIGUOUS}={adapters.write(folder / role, seed)}"]
+        for seed, role in enumerate(("prefill", "decode"), len(ADAPTERS))
+    }
     settings = (
         "engine.args.enable-lora=true",
-        f"engine.args.max-loras={len(ADAPTERS)}",
+        f"engine.args.max-loras={len(ADAPTERS) + 1}",
         f"engine.args.max-lora-rank={adapters.RANK}",
-        f"engine.args.lora-modules={json.dumps(modules)}",
+        *(f"{role}.args.lora-modules={json.dumps(each)}" for role, each in ambiguous.items()),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_NIXL_SIDE_CHANNEL_SECRET", secret)
@@ -119,7 +125,7 @@ def test_adapter_on_one_leg_is_an_error_not_an_answer(pair: Deployment) -> None:
     plain, (first, second) = pair.plan.served_name, ADAPTERS
     cases = tuple(
         (models, order)
-        for models in ((plain, first), (first, plain), (first, second))
+        for models in ((plain, first), (first, plain), (first, second), (AMBIGUOUS, AMBIGUOUS))
         for order in ("prefill first", "decode first")
     )
 

@@ -104,7 +104,7 @@ COMBINATIONS = (
         "test_answers_with_an_adapter_are_those_of_one_engine",
     ),
     Combination(
-        "LoRA adapters that differ between the legs, or on one leg only",
+        "LoRA adapters that differ between the legs by name or weights, or on one leg only",
         "an error, per request",
         f"{_E2E}/test_combinations.py",
         "test_adapter_on_one_leg_is_an_error_not_an_answer",
@@ -121,25 +121,25 @@ COMBINATIONS = (
     _same("latent attention (MLA)", "test_architectures.py", "latent attention"),
     _same("latent attention, TP 1 to 2", "test_architectures.py", "latent attention, TP 1 to 2"),
     _same(
-        "preemption on prefill (may stall, see the README)",
+        "preemption on prefill",
         "test_small_caches.py",
         "prefill preempts",
     ),
     _same(
-        "preemption on decode (may stall, see the README)",
+        "preemption on decode",
         "test_small_caches.py",
         "decode preempts",
     ),
     _same(
-        "full caches on both sides (may stall, see the README)",
+        "full caches on both sides",
         "test_small_caches.py",
         "requests queue on both sides",
     ),
     Combination(
         "both sides full of what the other has no room for",
-        "ends with the lease: the same tokens, or an error",
+        EXACT,
         f"{_E2E}/test_small_caches.py",
-        "test_sides_that_wait_for_each_other_do_not_wait_for_ever",
+        "test_sides_that_are_full_of_each_others_prompts_make_room",
     ),
     Combination(
         "`MultiConnector` with a second connector",
