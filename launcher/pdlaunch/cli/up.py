@@ -50,7 +50,7 @@ def up(
         raise UsageError("--json goes with --dry-run or --detach", where="--json")
     if name is not None:
         overrides = (*overrides, f"name={json.dumps(name)}")
-    with _interruptible():
+    with interruptible():
         loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
         plan = preparation.planned(loaded, only)
         if dry_run:
@@ -90,7 +90,7 @@ class _Stopped(KeyboardInterrupt):
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """While only builds and checks run: any signal ends them where they are."""
 
     def stop(number: int, frame: FrameType | None) -> None:

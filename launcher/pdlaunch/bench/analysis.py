@@ -1,0 +1,372 @@
+"""Sums a benchmark up: percentiles, handover, goodput, ratios with confidence intervals. Pure.
+
+An interval is a bootstrap in two levels, rounds and the requests of a round, with the same rounds
+for both sides of a ratio: what drifts hits both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdlaunch.bench.results import FLOOR, Measured, Measurement, Request, Results
+from pdlaunch.bench.schedule import ONE_ENGINE
+
+Floats = NDArray[np.float64]
+_RESAMPLES = 2000
+_CONFIDENCE = 0.95
+_SEED = 20260
+# Of goodput, when nobody says what is good enough.
+_GOOD_TTFT_OF_FLOOR = 2.0
+_GOOD_TPOT_OF_ONE_ENGINE = 2.0
+
+# Statistics that a ratio may be of, as tables call them.
+TTFT, SECOND, TPOT, E2E = "TTFT", "second token", "TPOT", "end to end"
+HANDOVER, THROUGHPUT = "handover", "requests/s"
+_OF_REQUEST: dict[str, Callable[[Request], float | None]] = {
+    TTFT: lambda request: request.ttft_s,
+    SECOND: lambda request: request.second_token_s,
+    TPOT: lambda request: request.tpot_s,
+    E2E: lambda request: request.latency_s,
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Percentiles of one figure over the requests of all rounds, in seconds."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Means, in seconds, of where the time to the first token goes in a pair.
+
+    Decode's first step and what is written after prefill may overlap each other: they are no sum.
+    """
+
+    ttft_s: float
+    prefill_queue_s: float
+    prefill_s: float
+    # What prefill's leg takes beyond the two: its server, its last step's output.
+    prefill_rest_s: float
+    handover_s: float
+    decode_first_step_s: float
+    # Push: from the end of prefill until the last WRITE. Others: of each transfer.
+    transfer_s: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One subject under one load, over all rounds."""
+
+    load: str
+    subject: Measured
+    requests: int
+    failed: int
+    ttft: Spread | None
+    second_token: Spread | None
+    tpot: Spread | None
+    itl: Spread | None
+    e2e: Spread | None
+    requests_per_s: float
+    # Requests a second that are good enough; None where there is nothing to measure it by.
+    goodput_per_s: float | None
+    # Median over the floor's median.
+    ttft_over_floor: float | None
+    handover: Handover | None
+    # Share of the KV bytes that had been written before their prompt's prefill ended.
+    share_before_prefill_end: float | None
+    mib_moved: float | None
+    transfers: int | None
+    transfers_failed: int | None
+    descriptors_per_transfer: float | None
+    post_ms_per_transfer: float | None
+    transfer_ms: float | None
+    cpu_s_per_request: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours over another, with its 95 % interval; below 1 is less."""
+
+    load: str
+    what: str
+    other: Measured
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class IdleCost:
+    """Share of a core that a deployment's roles take while nobody asks anything."""
+
+    subject: Measured
+    role: str
+    cores: float
+
+
+def rows(results: Results) -> list[Row]:
+    """All loads and subjects, in the order in which they were planned."""
+    subjects: tuple[Measured, ...] = (FLOOR, ONE_ENGINE, *results.modes)
+    return [
+        _row(results, load.name, subject, found)
+        for load in results.loads
+        for subject in subjects
+        if (found := results.of(subject, load.name))
+    ]
+
+
+def ratios(results: Results, ours: Measured = "push") -> list[Ratio]:
+    """Ours against every other, figure by figure. Medians; means for the handover."""
+    others: tuple[Measured, ...] = (
+        *(mode for mode in results.modes if mode != ours),
+        ONE_ENGINE,
+        FLOOR,
+    )
+    found = []
+    for load, other in itertools.product(results.loads, others):
+        mine, theirs = results.of(ours, load.name), results.of(other, load.name)
+        whats = [TTFT] if other == FLOOR else [TTFT, HANDOVER, SECOND, TPOT, E2E, THROUGHPUT]
+        for what in whats:
+            if (ratio := _ratio(load.name, what, other, mine, theirs)) is not None:
+                found.append(ratio)
+    return found
+
+
+def idle_costs(results: Results) -> list[IdleCost]:
+    """Means over the rounds."""
+    taken: dict[tuple[Measured, str], list[float]] = {}
+    for one in results.idle:
+        for role, cpu_s in one.cpu_s.items():
+            taken.setdefault((one.subject, role), []).append(cpu_s / one.seconds)
+    return [
+        IdleCost(subject, role, float(np.mean(each))) for (subject, role), each in taken.items()
+    ]
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Percentiles by linear interpolation; None of nothing."""
+    array = np.fromiter(values, dtype=np.float64)
+    if not array.size:
+        return None
+    p50, p90, p99 = (float(each) for each in np.percentile(array, (50, 90, 99)))
+    return Spread(array.size, float(array.mean()), p50, p90, p99)
+
+
+def median_ratio(
+    mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+) -> tuple[float, float, float] | None:
+    """Ratio of medians over rounds of values, and its interval; None where there is no ratio."""
+    both = _paired(mine, theirs)
+    if both is None:
+        return None
+    rng = np.random.default_rng(_SEED)
+    ours, others = both
+    chosen = rng.integers(len(ours), size=(_RESAMPLES, len(ours)))
+    above, below = (np.median(_resampled(rng, each, chosen), axis=1) for each in (ours, others))
+    return _interval(
+        float(np.median(np.concatenate(ours))),
+        float(np.median(np.concatenate(others))),
+        above,
+        below,
+    )
+
+
+def mean_ratio(
+    mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+) -> tuple[float, float, float] | None:
+    """The same of means, each round counting the same."""
+    both = _paired(mine, theirs)
+    if both is None:
+        return None
+    rng = np.random.default_rng(_SEED)
+    ours, others = both
+    chosen = rng.integers(len(ours), size=(_RESAMPLES, len(ours)))
+    above, below = (_resampled(rng, each, chosen).mean(axis=1) for each in (ours, others))
+    return _interval(
+        float(np.mean([each.mean() for each in ours])),
+        float(np.mean([each.mean() for each in others])),
+        above,
+        below,
+    )
+
+
+def _paired(
+    mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+) -> tuple[list[Floats], list[Floats]] | None:
+    """The rounds that both sides have values of."""
+    pairs = [
+        (np.asarray(ours, dtype=np.float64), np.asarray(others, dtype=np.float64))
+        for ours, others in zip(mine, theirs, strict=True)
+        if ours and others
+    ]
+    return ([ours for ours, _ in pairs], [others for _, others in pairs]) if pairs else None
+
+
+def _resampled(
+    rng: np.random.Generator, rounds: Sequence[Floats], chosen: NDArray[np.int64]
+) -> Floats:
+    """A row of values for each row of chosen rounds, drawn anew within each round."""
+    counts = np.array([each.size for each in rounds])
+    longest = int(counts.max())
+    table = np.zeros((len(rounds), longest))
+    for place, each in enumerate(rounds):
+        table[place, : each.size] = each
+    drawn = rng.random((*chosen.shape, longest)) * counts[chosen][:, :, None]
+    values: Floats = table[chosen[:, :, None], drawn.astype(np.int64)]
+    return values.reshape(len(chosen), -1)
+
+
+def _interval(
+    ours: float, others: float, above: Floats, below: Floats
+) -> tuple[float, float, float] | None:
+    if others <= 0 or np.any(below <= 0):
+        return None
+    tail = 100 * (1 - _CONFIDENCE) / 2
+    low, high = np.percentile(above / below, (tail, 100 - tail))
+    return ours / others, float(low), float(high)
+
+
+def _ratio(
+    load: str,
+    what: str,
+    other: Measured,
+    mine: Sequence[Measurement],
+    theirs: Sequence[Measurement],
+) -> Ratio | None:
+    rounds = sorted({one.round for one in mine} & {one.round for one in theirs})
+    if not rounds:
+        return None
+    ours = [one for number in rounds for one in mine if one.round == number]
+    others = [one for number in rounds for one in theirs if one.round == number]
+    if what == HANDOVER:
+        found = mean_ratio([_handovers(one) for one in ours], [_handovers(one) for one in others])
+    elif what == THROUGHPUT:
+        found = mean_ratio(
+            [[len(one.answered) / one.took_s] for one in ours],
+            [[len(one.answered) / one.took_s] for one in others],
+        )
+    else:
+        found = median_ratio(
+            [_values(one, what) for one in ours], [_values(one, what) for one in others]
+        )
+    return None if found is None else Ratio(load, what, other, *found)
+
+
+def _values(one: Measurement, what: str) -> list[float]:
+    of_request = _OF_REQUEST[what]
+    return [value for each in one.answered if (value := of_request(each)) is not None]
+
+
+def _handovers(one: Measurement) -> list[float]:
+    """TTFT of each request without what prefill's legs took in the mean."""
+    if one.prefill is None or not one.prefill.count:
+        return []
+    return [request.ttft_s - one.prefill.e2e_s for request in one.answered]
+
+
+def _row(results: Results, load: str, subject: Measured, found: Sequence[Measurement]) -> Row:
+    answered = [request for one in found for request in one.answered]
+    took_s = sum(one.took_s for one in found)
+    ttft = spread(request.ttft_s for request in answered)
+    floor = spread(request.ttft_s for one in results.of(FLOOR, load) for request in one.answered)
+    over_floor = ttft.p50 / floor.p50 if ttft and floor and subject != FLOOR else None
+    requests = sum(len(one.requests) for one in found)
+    moved = [one.moved for one in found if one.moved is not None]
+    transfers = sum(each.transfers for each in moved)
+    mib = sum(each.bytes_moved for each in moved) / 2**20
+    early_mib = sum(each.bytes_during_prefill for each in moved) / 2**20
+
+    def a_transfer(total: float) -> float | None:
+        return total / transfers if transfers else None
+
+    return Row(
+        load=load,
+        subject=subject,
+        requests=requests,
+        failed=requests - len(answered),
+        ttft=ttft,
+        second_token=spread(v for v in (r.second_token_s for r in answered) if v is not None),
+        tpot=spread(v for v in (r.tpot_s for r in answered) if v is not None),
+        itl=spread(gap_s for request in answered for gap_s in request.itl_s),
+        e2e=spread(request.latency_s for request in answered),
+        requests_per_s=len(answered) / took_s,
+        goodput_per_s=_goodput(results, load, answered, took_s) if subject != FLOOR else None,
+        ttft_over_floor=over_floor,
+        handover=_handover(found),
+        share_before_prefill_end=early_mib / mib if mib and subject == "push" else None,
+        mib_moved=mib if moved else None,
+        transfers=transfers if moved else None,
+        transfers_failed=sum(each.transfers_failed for each in moved) if moved else None,
+        descriptors_per_transfer=a_transfer(sum(each.descriptors for each in moved)),
+        post_ms_per_transfer=a_transfer(1e3 * sum(each.post_s for each in moved)),
+        transfer_ms=a_transfer(1e3 * sum(each.transfer_s for each in moved)),
+        cpu_s_per_request=sum(sum(one.cpu_s.values()) for one in found) / max(1, len(answered)),
+    )
+
+
+def _goodput(
+    results: Results, load: str, answered: Sequence[Request], took_s: float
+) -> float | None:
+    """Requests a second whose first token came within twice the floor's median time, and whose
+    other tokens within twice that of one engine."""
+    floor = spread(r.ttft_s for one in results.of(FLOOR, load) for r in one.answered)
+    alone = spread(
+        tpot_s
+        for one in results.of(ONE_ENGINE, load)
+        for request in one.answered
+        if (tpot_s := request.tpot_s) is not None
+    )
+    if floor is None or alone is None:
+        return None
+    good = [
+        request
+        for request in answered
+        if request.ttft_s <= _GOOD_TTFT_OF_FLOOR * floor.p50
+        and (request.tpot_s or 0.0) <= _GOOD_TPOT_OF_ONE_ENGINE * alone.p50
+    ]
+    return len(good) / took_s
+
+
+def _handover(found: Sequence[Measurement]) -> Handover | None:
+    parts = [
+        Handover(
+            ttft_s=ttft_s,
+            prefill_queue_s=prefill.queue_s,
+            prefill_s=prefill.prefill_s,
+            prefill_rest_s=prefill.e2e_s - prefill.queue_s - prefill.prefill_s,
+            handover_s=ttft_s - prefill.e2e_s,
+            decode_first_step_s=one.decode.prefill_s,
+            transfer_s=_transfer_s(one),
+        )
+        for one in found
+        if (prefill := one.prefill) is not None
+        and prefill.count
+        and one.decode is not None
+        and one.answered
+        and (ttft_s := float(np.mean([request.ttft_s for request in one.answered])))
+    ]
+    if not parts:
+        return None
+    return Handover(
+        **{name: float(np.mean([getattr(each, name) for each in parts])) for name in vars(parts[0])}
+    )
+
+
+def _transfer_s(one: Measurement) -> float:
+    moved = one.moved
+    if moved is None:
+        return 0.0
+    if moved.after_prefill_s is not None:
+        return moved.after_prefill_s
+    return moved.transfer_s / moved.transfers if moved.transfers else 0.0

@@ -1,0 +1,164 @@
+"""What a benchmark has found, request by request: the data behind tables, JSON and report."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from pdlaunch.bench.schedule import Subject
+from pdlaunch.plan import ProcessRole, TransferMode
+
+FLOOR: Final = "floor"
+# What a measurement is of: a deployment, or the same prompts for one token on one engine.
+Measured = Literal["push", "pull", "push-upstream", "one-engine", "floor"]
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Request(_Data):
+    """One request, as its client saw it."""
+
+    ttft_s: float
+    latency_s: float
+    # Between pieces of the answer; a piece is a token unless the client was slow.
+    itl_s: tuple[float, ...]
+    answer_tokens: int
+    text: str
+    # Empty where it was answered.
+    error: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.error
+
+    @property
+    def second_token_s(self) -> float | None:
+        return self.ttft_s + self.itl_s[0] if self.itl_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self.answer_tokens < 2:
+            return None
+        return (self.latency_s - self.ttft_s) / (self.answer_tokens - 1)
+
+
+class Legs(_Data):
+    """Means over the legs of one role in an interval, from the engine's own histograms."""
+
+    count: int
+    e2e_s: float
+    queue_s: float
+    prefill_s: float
+    ttft_s: float
+
+
+class Moved(_Data):
+    """What a pair counted of its transfers in an interval."""
+
+    bytes_moved: float
+    # Push only: the others write, or read, when prefill has ended.
+    bytes_during_prefill: float
+    transfers: int
+    transfers_failed: int
+    descriptors: float
+    # Sums over the transfers; in push over their WRITEs.
+    post_s: float
+    transfer_s: float
+    # Push only: from the end of prefill to the last WRITE, the mean.
+    after_prefill_s: float | None
+
+
+class Measurement(_Data):
+    """One load on one subject in one round."""
+
+    subject: Measured
+    load: str
+    round: int
+    took_s: float
+    requests: tuple[Request, ...]
+    # CPU seconds that each role's processes took meanwhile.
+    cpu_s: dict[ProcessRole, float]
+    # Of pairs.
+    prefill: Legs | None = None
+    decode: Legs | None = None
+    moved: Moved | None = None
+
+    @property
+    def answered(self) -> list[Request]:
+        return [request for request in self.requests if request.ok]
+
+
+class Idle(_Data):
+    """What a deployment takes while nobody asks anything."""
+
+    subject: Subject
+    round: int
+    seconds: float
+    cpu_s: dict[ProcessRole, float]
+
+
+class Difference(_Data):
+    """An answer that is not the one engine's."""
+
+    subject: Measured
+    load: str
+    round: int
+    request: int
+    answer: str
+    expected: str
+    # By how much the engine preferred its own token where the two part; None where not asked.
+    gap_logprob: float | None
+    # So close that the order of a sum decides: no error.
+    is_tie: bool
+
+
+class LoadShape(_Data):
+    """A load, for readers of the data."""
+
+    name: str
+    workload: str
+    prompt_tokens: int
+    answer_tokens: int
+    requests: int
+    at_once: int | None
+    requests_per_s: float | None
+    cached_by: Literal["prefill", "decode"] | None
+    cached_tokens: int
+    busy_decodes: int
+
+
+class Results(_Data):
+    """A whole run."""
+
+    format: Literal[1] = 1
+    pdlaunch_version: str
+    engine_version: str
+    recipe: str
+    settings: tuple[str, ...]
+    model: str
+    machine: str
+    cores: dict[str, tuple[int, ...]]
+    started_unix_s: float
+    took_s: float
+    rounds: int
+    modes: tuple[TransferMode, ...]
+    loads: tuple[LoadShape, ...]
+    measurements: tuple[Measurement, ...]
+    idle: tuple[Idle, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether every answer is the one engine's, ties apart."""
+        return all(difference.is_tie for difference in self.differences)
+
+    @property
+    def failed_requests(self) -> int:
+        return sum(not each.ok for one in self.measurements for each in one.requests)
+
+    def of(self, subject: Measured, load: str) -> list[Measurement]:
+        """The measurements of a subject under a load, a round each."""
+        return [one for one in self.measurements if (one.subject, one.load) == (subject, load)]
