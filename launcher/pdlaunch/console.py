@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -21,6 +22,8 @@ from rich.progress import (
 )
 
 from pdlaunch.errors import PdError
+
+_WIDEST = 10_000
 
 
 class Bar(Protocol):
@@ -74,9 +77,12 @@ class Terminal:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    def show(self, renderable: object) -> None:
-        """A rich renderable (table, panel) for stdout."""
-        self._out.print(renderable)
+    def show(self, renderable: RenderableType) -> None:
+        """A rich renderable (table, panel) for stdout, as wide as it is: figures are never cut."""
+        options = self._out.options.update(max_width=_WIDEST)
+        width = Measurement.get(self._out, options, renderable).maximum
+        # A console makes nothing wider than itself.
+        Console(highlight=False, width=max(width, self._out.width)).print(renderable)
 
     def status(self, message: str) -> None:
         self._err.print(f"[dim]•[/dim] {escape(message)}")

@@ -6,6 +6,7 @@ FAKE_ENGINE in the environment makes it misbehave: words separated by blanks.
     mute           never becomes healthy
     no_kv          answers, but counts no KV
     fails          counts transfers that have failed
+    close_call     prefers its tokens by less than rounding changes
     orphan         leaves a child in a session of its own, and shared memory, behind
 """
 
@@ -104,6 +105,10 @@ def count() -> None:
 def completion(body: dict) -> str:
     if not body.get("stream"):
         return json.dumps({"choices": [{"text": "Paris"}]})
+    if "logprobs" in body:
+        tops = {"token_id:7": -0.5, "token_id:8": -0.5005 if "close_call" in quirks else -2.5}
+        piece = {"choices": [{"text": "Paris", "logprobs": {"top_logprobs": [tops]}}]}
+        return f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n"
     pieces = [{"choices": [{"delta": {"content": text}}]} for text in ("Par", "is")]
     pieces.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     pieces.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
@@ -111,9 +116,10 @@ def completion(body: dict) -> str:
 
 
 def metrics() -> str:
-    config = json.loads(one["--kv-transfer-config"])
-    is_prefill = config["kv_role"] == "kv_producer"
-    mover = is_prefill == (config["kv_connector"] == "NixlPushConnector")
+    config = json.loads(one.get("--kv-transfer-config", "{}"))
+    is_prefill = config.get("kv_role") == "kv_producer"
+    is_push = config.get("kv_connector") == "NixlPushConnector"
+    mover = bool(config) and is_prefill == is_push
     lines = [
         "# TYPE vllm:kv_cache_usage_perc gauge",
         'vllm:kv_cache_usage_perc{engine="0"} 0.25',
@@ -129,7 +135,7 @@ def metrics() -> str:
             f"vllm:nixl_bytes_transferred_count {counts['transfers']}",
             f"vllm:nixl_bytes_transferred_sum {counts['bytes']}",
         ]
-    if config["kv_connector"] == "NixlPushConnector":
+    if is_push:
         role, side = ("sender", "before_prefill_end") if is_prefill else ("receiver", "sent")
         lines += [
             "# TYPE vllm:nixl_push_transfers counter",

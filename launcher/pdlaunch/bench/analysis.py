@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from pdlaunch.bench.results import FLOOR, Measured, Measurement, Request, Result
 from pdlaunch.bench.schedule import ONE_ENGINE
 
 Floats = NDArray[np.float64]
+OURS: Final = "push"
 _RESAMPLES = 2000
 _CONFIDENCE = 0.95
 _SEED = 20260
@@ -102,8 +104,8 @@ class Ratio:
     what: str
     other: Measured
     value: float
-    low: float
-    high: float
+    # None where one round has one value: there is nothing to tell how much that varies.
+    interval: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -126,16 +128,16 @@ def rows(results: Results) -> list[Row]:
     ]
 
 
-def ratios(results: Results, ours: Measured = "push") -> list[Ratio]:
+def ratios(results: Results) -> list[Ratio]:
     """Ours against every other, figure by figure. Medians; means for the handover."""
     others: tuple[Measured, ...] = (
-        *(mode for mode in results.modes if mode != ours),
+        *(mode for mode in results.modes if mode != OURS),
         ONE_ENGINE,
         FLOOR,
     )
     found = []
     for load, other in itertools.product(results.loads, others):
-        mine, theirs = results.of(ours, load.name), results.of(other, load.name)
+        mine, theirs = results.of(OURS, load.name), results.of(other, load.name)
         whats = [TTFT] if other == FLOOR else [TTFT, HANDOVER, SECOND, TPOT, E2E, THROUGHPUT]
         for what in whats:
             if (ratio := _ratio(load.name, what, other, mine, theirs)) is not None:
@@ -260,7 +262,11 @@ def _ratio(
         found = median_ratio(
             [_values(one, what) for one in ours], [_values(one, what) for one in others]
         )
-    return None if found is None else Ratio(load, what, other, *found)
+    if found is None:
+        return None
+    value, low, high = found
+    is_known = what != THROUGHPUT or len(rounds) > 1
+    return Ratio(load, what, other, value, (low, high) if is_known else None)
 
 
 def _values(one: Measurement, what: str) -> list[float]:
@@ -304,7 +310,7 @@ def _row(results: Results, load: str, subject: Measured, found: Sequence[Measure
         goodput_per_s=_goodput(results, load, answered, took_s) if subject != FLOOR else None,
         ttft_over_floor=over_floor,
         handover=_handover(found),
-        share_before_prefill_end=early_mib / mib if mib and subject == "push" else None,
+        share_before_prefill_end=early_mib / mib if mib and subject == OURS else None,
         mib_moved=mib if moved else None,
         transfers=transfers if moved else None,
         transfers_failed=sum(each.transfers_failed for each in moved) if moved else None,

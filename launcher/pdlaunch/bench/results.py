@@ -156,6 +156,18 @@ class Results(_Data):
         return all(difference.is_tie for difference in self.differences)
 
     @property
+    def compared_answers(self) -> int:
+        """Answers of pairs that one engine has answered as well."""
+        return sum(
+            got.ok and expected.ok
+            for one in self.measurements
+            if one.subject in self.modes
+            for reference in self.of("one-engine", one.load)
+            if reference.round == one.round
+            for got, expected in zip(one.requests, reference.requests, strict=True)
+        )
+
+    @property
     def failed_requests(self) -> int:
         return sum(not each.ok for one in self.measurements for each in one.requests)
 

@@ -16,10 +16,10 @@ Subject = Literal["push", "pull", "push-upstream", "one-engine"]
 MODES: tuple[TransferMode, ...] = ("pull", "push-upstream", "push")
 
 # Rough figures of a small CPU machine, for a first idea of how long a run takes.
-_BRING_UP_S = 45.0
+_BRING_UP_S = 40.0
 _VISIT_S = 10.0
-_PREFILL_TOKENS_PER_S = 1000.0
-_DECODE_STEP_S = 0.035
+_PREFILL_TOKENS_PER_S = 1600.0
+_DECODE_STEP_S = 0.025
 # More at a time share the same cores: a step of many takes longer than a step of one.
 _STEP_GROWTH = 0.25
 

@@ -1,62 +1,155 @@
-"""A benchmark's figures as tables for a terminal. Computes and prints nothing."""
+"""A benchmark's figures as tables of text, for a terminal and for the report. Prints nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from rich import box
 from rich.table import Table
 
-from pdlaunch.bench.analysis import IdleCost, Ratio, Row, Spread
+from pdlaunch.bench import analysis
+from pdlaunch.bench.analysis import OURS, IdleCost, Ratio, Row, Spread
+from pdlaunch.bench.results import Results
 from pdlaunch.bench.schedule import Schedule, expected_s
 
 NOTHING = "-"
+# The columns that name a row; all others are figures.
+NAMES = 2
 
 
-def of_schedule(schedule: Schedule) -> Table:
-    """Which deployments in which order, and which loads each gets."""
-    table = Table(title=f"about {schedule.expected_s / 60:.0f} minutes", title_justify="left")
-    for column in ("round", "brought up", "load", "requests", "about"):
-        table.add_column(column, no_wrap=True)
-    for visit in schedule.visits:
-        for place, load in enumerate(schedule.loads):
-            first = (str(visit.round + 1), visit.subject) if place == 0 else ("", "")
-            table.add_row(*first, load.name, str(load.requests), f"{expected_s(load):.0f} s")
+@dataclass(frozen=True)
+class Sheet:
+    """A table: rows whose first cell is the same belong together."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def for_terminal(sheet: Sheet) -> Table:
+    table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for place, column in enumerate(sheet.columns):
+        table.add_column(column, no_wrap=True, justify="left" if place < NAMES else "right")
+    before = None
+    for row in sheet.rows:
+        if before not in (None, row[0]):
+            table.add_section()
+        before = row[0]
+        table.add_row(*row)
     return table
 
 
-def of_rows(rows: Iterable[Row]) -> Table:
-    """Latencies in milliseconds: p50 / p90 / p99."""
-    return _table(
-        "Milliseconds: p50 / p90 / p99",
-        ("load", "", "TTFT", "over floor", "handover", "second token", "TPOT", "ITL", "end to end",
-         "req/s", "good/s", "failed"),
-        [
+def of_results(results: Results) -> list[Sheet]:
+    """All tables of a run that have something to say."""
+    rows = analysis.rows(results)
+    ratios = analysis.ratios(results) if OURS in results.modes else []
+    sheets = (
+        of_ratios(ratios),
+        of_first_tokens(rows),
+        of_answers(rows),
+        of_handovers(rows),
+        of_transfers(rows),
+        of_idle(analysis.idle_costs(results)),
+    )
+    return [sheet for sheet in sheets if sheet.rows]
+
+
+def of_schedule(schedule: Schedule) -> Sheet:
+    """Which deployments in which order, and which loads each gets."""
+    return Sheet(
+        f"About {schedule.expected_s / 60:.0f} minutes",
+        ("round", "brought up", "load", "requests", "seconds"),
+        tuple(
+            (
+                str(visit.round + 1),
+                visit.subject,
+                load.name,
+                str(load.requests),
+                f"{expected_s(load):.0f}",
+            )
+            for visit in schedule.visits
+            for load in schedule.loads
+        ),
+    )
+
+
+def of_first_tokens(rows: Iterable[Row]) -> Sheet:
+    """What a user waits for first."""
+    return Sheet(
+        "First tokens in milliseconds, p50 / p90 / p99; the handover is a mean",
+        ("load", "subject", "TTFT", "over floor", "handover", "second token", "failed"),
+        tuple(
             (
                 row.load,
                 row.subject,
                 _spread(row.ttft),
                 _number(row.ttft_over_floor, 2),
-                _ms(row.handover.handover_s if row.handover else None),
+                NOTHING if row.handover is None else _ms(row.handover.handover_s),
                 _spread(row.second_token),
-                _spread(row.tpot),
-                _spread(row.itl),
-                _spread(row.e2e),
-                _number(row.requests_per_s, 2),
-                _number(row.goodput_per_s, 2),
                 f"{row.failed} of {row.requests}",
             )
             for row in rows
-        ],
-    )  # fmt: skip
+        ),
+    )
 
 
-def of_transfers(rows: Iterable[Row]) -> Table:
-    """How KV moved, of pairs; and what each request cost."""
-    return _table(
+def of_answers(rows: Iterable[Row]) -> Sheet:
+    """What a user waits for then, and how many of them there may be."""
+    return Sheet(
+        "Whole answers in milliseconds, p50 / p90 / p99; requests a second, and good ones",
+        ("load", "subject", "TPOT", "ITL", "end to end", "req/s", "good/s"),
+        tuple(
+            (
+                row.load,
+                row.subject,
+                _spread(row.tpot, digits=1),
+                _spread(row.itl, digits=1),
+                _spread(row.e2e),
+                _number(row.requests_per_s, 2),
+                _number(row.goodput_per_s, 2),
+            )
+            for row in rows
+            if row.tpot is not None
+        ),
+    )
+
+
+def of_handovers(rows: Iterable[Row]) -> Sheet:
+    """Where the time to the first token goes in a pair."""
+    return Sheet(
+        "The time to the first token and its parts, means in milliseconds",
+        (
+            *("load", "subject", "TTFT", "prefill queued", "prefill computed", "prefill's rest"),
+            *("handover", "decode's first step", "transfer after prefill"),
+        ),
+        tuple(
+            (
+                row.load,
+                row.subject,
+                _ms(parts.ttft_s),
+                _ms(parts.prefill_queue_s),
+                _ms(parts.prefill_s),
+                _ms(parts.prefill_rest_s),
+                _ms(parts.handover_s),
+                _ms(parts.decode_first_step_s),
+                _ms(parts.transfer_s),
+            )
+            for row in rows
+            if (parts := row.handover) is not None
+        ),
+    )
+
+
+def of_transfers(rows: Iterable[Row]) -> Sheet:
+    """How KV moved in pairs, and what a request cost."""
+    return Sheet(
         "Transfers",
-        ("load", "", "MiB", "before prefill's end", "transfers", "failed", "descriptors each",
-         "post ms each", "transfer ms each", "CPU s a request"),
-        [
+        (
+            *("load", "subject", "MiB", "before prefill's end", "transfers", "failed"),
+            *("descriptors each", "post ms each", "transfer ms each", "CPU s a request"),
+        ),
+        tuple(
             (
                 row.load,
                 row.subject,
@@ -72,57 +165,44 @@ def of_transfers(rows: Iterable[Row]) -> Table:
                 _number(row.cpu_s_per_request, 2),
             )
             for row in rows
-        ],
-    )  # fmt: skip
+            if row.transfers is not None
+        ),
+    )
 
 
-def of_ratios(ratios: Iterable[Ratio]) -> Table:
+def of_ratios(ratios: Sequence[Ratio]) -> Sheet:
     """Ours over the others, a row a load and other."""
-    ratios = list(ratios)
-    whats = list(dict.fromkeys(ratio.what for ratio in ratios))
+    whats = tuple(dict.fromkeys(ratio.what for ratio in ratios))
     places: dict[tuple[str, str], dict[str, Ratio]] = {}
     for ratio in ratios:
         places.setdefault((ratio.load, ratio.other), {})[ratio.what] = ratio
-    return _table(
-        "push over the others, with 95 % intervals; below 1 is less",
+    return Sheet(
+        "push over the others with 95 % intervals: below 1 is less",
         ("load", "push over", *whats),
-        [
+        tuple(
             (load, other, *(_ratio(found.get(what)) for what in whats))
             for (load, other), found in places.items()
-        ],
+        ),
     )
 
 
-def of_idle(costs: Iterable[IdleCost]) -> Table:
+def of_idle(costs: Iterable[IdleCost]) -> Sheet:
     """What idle deployments take."""
-    return _table(
-        "Cores taken by idle processes",
-        ("", "role", "cores"),
-        [(cost.subject, cost.role, f"{cost.cores:.3f}") for cost in costs],
+    return Sheet(
+        "Cores that processes take while nobody asks anything",
+        ("subject", "role", "cores"),
+        tuple((cost.subject, cost.role, f"{cost.cores:.3f}") for cost in costs),
     )
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, no_wrap=True, justify="left" if place < 2 else "right")
-    before = None
-    for row in rows:
-        if before not in (None, row[0]):
-            table.add_section()
-        before = row[0]
-        table.add_row(*row)
-    return table
-
-
-def _spread(spread: Spread | None) -> str:
+def _spread(spread: Spread | None, digits: int = 0) -> str:
     if spread is None:
         return NOTHING
-    return " / ".join(f"{1e3 * value:.0f}" for value in (spread.p50, spread.p90, spread.p99))
+    return " / ".join(f"{1e3 * value:.{digits}f}" for value in (spread.p50, spread.p90, spread.p99))
 
 
-def _ms(seconds: float | None) -> str:
-    return NOTHING if seconds is None else f"{1e3 * seconds:.0f}"
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f}"
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -130,4 +210,10 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _ratio(ratio: Ratio | None) -> str:
-    return NOTHING if ratio is None else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    if ratio is None:
+        return NOTHING
+    value = f"{ratio.value:.2f}"
+    if ratio.interval is None:
+        return value
+    low, high = ratio.interval
+    return f"{value} ({low:.2f} to {high:.2f})"

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pdlaunch import deployments, preparation, recipe_loader
-from pdlaunch.bench import analysis, schedule, tables, workload
+from pdlaunch.bench import report, schedule, tables, workload
 from pdlaunch.bench.results import Results
 from pdlaunch.bench.run import run
 from pdlaunch.cli.up import interruptible
@@ -87,7 +87,7 @@ def bench(
         workload.check_fits(loads, loaded.recipe.max_model_len_tokens)
         made = schedule.schedule(chosen, loads, rounds or (_QUICK_ROUNDS if quick else _ROUNDS))
         if dry_run:
-            terminal.show(tables.of_schedule(made))
+            terminal.show(tables.for_terminal(tables.of_schedule(made)))
             return
         for file in (json_file, html_file):
             if file is not None:
@@ -103,7 +103,11 @@ def bench(
     if json_file is not None:
         json_file.write_text(results.model_dump_json() + "\n", "utf-8")
         terminal.success(f"all figures are in {json_file}")
-    _show(terminal, results)
+    if html_file is not None:
+        html_file.write_text(report.html(results), "utf-8")
+        terminal.success(f"the report is in {html_file}")
+    for sheet in tables.of_results(results):
+        terminal.show(tables.for_terminal(sheet))
     _end(terminal, results)
 
 
@@ -119,15 +123,6 @@ def _check_writable(file: Path) -> None:
         ) from error
 
 
-def _show(terminal: Terminal, results: Results) -> None:
-    rows = analysis.rows(results)
-    terminal.show(tables.of_rows(rows))
-    terminal.show(tables.of_transfers(row for row in rows if row.transfers is not None))
-    if "push" in results.modes:
-        terminal.show(tables.of_ratios(analysis.ratios(results)))
-    terminal.show(tables.of_idle(analysis.idle_costs(results)))
-
-
 def _end(terminal: Terminal, results: Results) -> None:
     """Say what a reader of the tables must know; raise where the answers were not the same."""
     if results.failed_requests:
@@ -140,7 +135,7 @@ def _end(terminal: Terminal, results: Results) -> None:
         )
     if results.is_identical:
         terminal.success(
-            f"{_compared(results)} answers of P/D compared with one engine's: the same"
+            f"{results.compared_answers} answers of P/D compared with one engine's: the same"
         )
         return
     wrong = [each for each in results.differences if not each.is_tie]
@@ -155,7 +150,3 @@ def _end(terminal: Terminal, results: Results) -> None:
         next_step="do not trust this mode with this recipe; --json keeps all answers. Recipes in "
         "16 bits may differ by rounding: compare with --set engine.args.dtype=float32",
     )
-
-
-def _compared(results: Results) -> int:
-    return sum(len(one.answered) for one in results.measurements if one.subject in results.modes)

@@ -1,0 +1,122 @@
+"""Draws a benchmark's figures as SVG. Reads and writes no files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pdlaunch.bench.analysis import Handover, Row, Spread
+from pdlaunch.bench.results import Measured, Results
+
+# Colours that people with colour blindness tell apart, and shapes for printers.
+_STYLE: dict[Measured, tuple[str, str]] = {
+    "floor": ("#888888", "_"),
+    "one-engine": ("#222222", "s"),
+    "pull": ("#e69f00", "v"),
+    "push-upstream": ("#56b4e9", "^"),
+    "push": ("#009e73", "o"),
+}
+_PARTS: tuple[tuple[str, str, str], ...] = (
+    ("prefill_queue_s", "prefill queued", "#cccccc"),
+    ("prefill_s", "prefill computed", "#999999"),
+    ("prefill_rest_s", "prefill's rest", "#666666"),
+    ("handover_s", "handover", "#d55e00"),
+)
+_PANEL_INCHES = (4.2, 3.2)
+_BAR_INCHES = 0.28
+
+
+def over_concurrency(
+    results: Results, rows: Sequence[Row], what: str, of_row: Callable[[Row], Spread | None]
+) -> str | None:
+    """Medians over the number at a time, up to p90, a panel a workload; None without any."""
+    workloads = list(dict.fromkeys(load.workload for load in results.loads if load.at_once))
+    if not workloads:
+        return None
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width * len(workloads), height), layout="constrained")
+    panels = figure.subplots(1, len(workloads), squeeze=False)[0]
+    for panel, workload in zip(panels, workloads, strict=True):
+        at_once = {
+            load.name: load.at_once
+            for load in results.loads
+            if load.workload == workload and load.at_once
+        }
+        _lines(panel, [row for row in rows if row.load in at_once], at_once, of_row)
+        panel.set_title(workload)
+        panel.set_xlabel("requests at a time")
+        panel.set_xscale("log", base=2)
+        ticks = sorted(at_once.values())
+        panel.set_xticks(ticks, [str(tick) for tick in ticks])
+        panel.minorticks_off()
+        panel.set_ylim(bottom=0)
+    panels[0].set_ylabel(f"{what}, ms")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return _svg(figure, what)
+
+
+def handovers(rows: Sequence[Row]) -> str | None:
+    """The mean time to the first token, part by part; None without a pair."""
+    bars = [(f"{row.load}  {row.subject}", row.handover) for row in rows if row.handover]
+    if not bars:
+        return None
+    height = 1.2 + _BAR_INCHES * len(bars)
+    figure = Figure(figsize=(9.0, height), layout="constrained")
+    axes = figure.subplots()
+    names = [name for name, _ in bars]
+    left = [0.0] * len(bars)
+    for attribute, label, colour in _PARTS:
+        widths = [_part_ms(parts, attribute) for _, parts in bars]
+        axes.barh(names, widths, left=left, label=label, color=colour)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    figure.legend(loc="outside upper center", ncols=len(_PARTS))
+    return _svg(figure, "handover")
+
+
+def _lines(
+    panel: Axes,
+    rows: Sequence[Row],
+    at_once: dict[str, int],
+    of_row: Callable[[Row], Spread | None],
+) -> None:
+    for subject, (colour, marker) in _STYLE.items():
+        points = [
+            (at_once[row.load], spread)
+            for row in rows
+            if row.subject == subject and (spread := of_row(row)) is not None
+        ]
+        if not points:
+            continue
+        p50 = [1e3 * spread.p50 for _, spread in points]
+        up = [1e3 * spread.p90 - low for (_, spread), low in zip(points, p50, strict=True)]
+        panel.errorbar(
+            [x for x, _ in points],
+            p50,
+            yerr=[[0.0] * len(up), up],
+            color=colour,
+            marker=marker,
+            capsize=2,
+            linewidth=1.3,
+            elinewidth=0.7,
+            label=subject,
+        )
+
+
+def _part_ms(parts: Handover | None, attribute: str) -> float:
+    # A part below nothing is noise of the means, and no bar.
+    return max(0.0, 1e3 * float(getattr(parts, attribute)))
+
+
+def _svg(figure: Figure, name: str) -> str:
+    """The figure as an element of a page: text stays text, ids differ from other figures'."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]

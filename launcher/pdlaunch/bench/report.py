@@ -1,0 +1,45 @@
+"""Renders a benchmark as one page of HTML that needs nothing else, network included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from pdlaunch.bench import analysis, plots, tables
+from pdlaunch.bench.analysis import Row, Spread
+from pdlaunch.bench.results import Results
+
+_OVER_CONCURRENCY: tuple[tuple[str, Callable[[Row], Spread | None]], ...] = (
+    ("Time to first token", lambda row: row.ttft),
+    ("End to end", lambda row: row.e2e),
+)
+
+
+def html(results: Results) -> str:
+    """The whole page."""
+    rows = analysis.rows(results)
+    pairs = [row for row in rows if row.handover is not None]
+    drawn = [
+        (what, plots.over_concurrency(results, rows, what, of_row))
+        for what, of_row in _OVER_CONCURRENCY
+    ]
+    environment = Environment(
+        loader=PackageLoader("pdlaunch.bench", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(
+        results=results,
+        started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(results.started_unix_s)),
+        compared=results.compared_answers,
+        wrong=[each for each in results.differences if not each.is_tie],
+        ties=[each for each in results.differences if each.is_tie],
+        drawn=[(what, svg) for what, svg in drawn if svg is not None],
+        handovers=plots.handovers(pairs),
+        sheets=tables.of_results(results),
+        names=tables.NAMES,
+    )

@@ -1,0 +1,182 @@
+"""`pdlaunch bench` with fake engines and a fake client: everything in between is real."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launching import Launcher, fake_processes, leftover_files, until
+from pdlaunch import deployments
+from pdlaunch.bench import counters, run
+from pdlaunch.bench.results import Request, Results
+from pdlaunch.bench.workload import Load
+from pdlaunch.plan import DeploymentPlan
+
+TEXT = "Paris"
+
+
+class FakeClient:
+    """Answers every request at once, and differently where it is told to."""
+
+    def __init__(self, wrong: str = "", fails: str = "", hangs: str = "") -> None:
+        self.wrong = wrong
+        self.fails = fails
+        self.hangs = hangs
+
+    async def run(
+        self, load: Load, url: str, plan: DeploymentPlan, *, answer_tokens: int, **_: object
+    ) -> tuple[float, list[Request]]:
+        if plan.name == self.hangs:
+            await asyncio.sleep(600)
+        text = "London" if plan.name == self.wrong else TEXT
+        error = "Internal Server Error" if plan.name == self.fails else ""
+        one = Request(
+            ttft_s=0.2,
+            latency_s=0.2 + 0.01 * (answer_tokens - 1),
+            itl_s=(0.01,) * (answer_tokens - 1),
+            answer_tokens=answer_tokens,
+            text=text,
+            error=error,
+        )
+        return 1.0, [one] * load.requests
+
+    async def prompts(self, load: Load, plan: DeploymentPlan, *, seed: int) -> list[list[int]]:
+        return [[seed, number] for number in range(load.requests)]
+
+
+@pytest.fixture
+def fake_client(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    made = FakeClient()
+
+    @contextmanager
+    def client(*_: object) -> Iterator[FakeClient]:
+        yield made
+
+    monkeypatch.setattr(run, "client", client)
+    monkeypatch.setattr(run, "_SETTLE_S", 0.0)
+    monkeypatch.setattr(run, "_IDLE_S", 0.2)
+    monkeypatch.setattr(counters, "_SETTLED_WITHIN_S", 0.0)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(launcher: Launcher) -> object:
+    yield
+    assert until(lambda: not fake_processes()), fake_processes()
+    assert until(lambda: not leftover_files()), leftover_files()
+    assert deployments.all_records() == []
+
+
+def bench(launcher: Launcher, *options: str) -> list[str]:
+    return ["bench", launcher.recipe("a"), "--quick", "--workload", "short", *options]
+
+
+def test_all_modes_and_one_engine_are_measured_and_reported(
+    launcher: Launcher, fake_client: FakeClient, tmp_path: Path
+) -> None:
+    data, page = tmp_path / "a.json", tmp_path / "a.html"
+    command = bench(launcher, "--json", str(data), "--html", str(page))
+    code, out, err = launcher.run(*command)
+    assert code == 0, err
+    found = Results.model_validate_json(data.read_text())
+    measured = [(one.round, one.subject) for one in found.measurements]
+    assert measured == [
+        *((0, name) for name in ("floor", "one-engine", "pull", "push-upstream", "push")),
+        *((1, name) for name in ("pull", "push-upstream", "push", "floor", "one-engine")),
+    ]
+    assert [each.subject for each in found.idle[:4]] == [
+        *("one-engine", "pull", "push-upstream", "push")
+    ]
+    assert set(found.idle[1].cpu_s) == {"prefill", "decode", "router"}
+    assert found.differences == ()
+    assert "48 answers of P/D compared with one engine's: the same" in err
+    assert "push over the others" in out and "short x1" in out
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_an_answer_that_one_engine_does_not_give_is_an_error(
+    launcher: Launcher, fake_client: FakeClient, tmp_path: Path
+) -> None:
+    fake_client.wrong = "bench-pull"
+    data, page = tmp_path / "a.json", tmp_path / "a.html"
+    command = bench(launcher, "--rounds", "1", "--json", str(data), "--html", str(page))
+    code, out, err = launcher.run(*command)
+    assert code == 1
+    assert "8 answers of P/D are not those of one engine" in err
+    assert "pull, short x1, round 1, request 0: 'London' instead of 'Paris'" in err
+    # What was measured is there all the same.
+    assert "push over the others" in out
+    assert len(Results.model_validate_json(data.read_text()).differences) == 8
+    assert "Do not trust these figures" in page.read_text()
+
+
+def test_a_close_call_is_told_and_is_no_error(
+    launcher: Launcher, fake_client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_client.wrong = "bench-pull"
+    monkeypatch.setenv("FAKE_ENGINE", "close_call")
+    code, _, err = launcher.run(*bench(launcher, "--rounds", "1", "--modes", "pull"))
+    assert code == 0, err
+    assert "8 answers part from one engine's" in err and "closer than rounding" in err
+
+
+def test_failed_requests_are_told(launcher: Launcher, fake_client: FakeClient) -> None:
+    fake_client.fails = "bench-push"
+    code, out, err = launcher.run(*bench(launcher, "--rounds", "1"))
+    assert code == 0, err
+    assert "8 requests failed" in err and "8 of 8" in out
+
+
+def test_an_engine_that_dies_ends_the_run_with_its_log(
+    launcher: Launcher, fake_client: FakeClient
+) -> None:
+    fake_client.hangs = "bench-push"
+    command = launcher.begin(*bench(launcher, "--modes", "push", "--rounds", "1"))
+    command.until("KV moved by push")
+    record = deployments.read("bench-push")
+    assert record is not None
+    os.kill(record.pids["decode-0"], signal.SIGKILL)
+    assert command.wait() == 137
+    assert "decode-0 was killed by SIGKILL" in command.errors.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_takes_everything_down(
+    launcher: Launcher, fake_client: FakeClient, number: signal.Signals
+) -> None:
+    fake_client.hangs = "bench-push"
+    command = launcher.begin(*bench(launcher, "--modes", "push", "--rounds", "1"))
+    command.until("KV moved by push")
+    command.kill(number)
+    assert command.wait() == 128 + number
+
+
+def test_nothing_starts_for_what_cannot_be_measured(
+    launcher: Launcher, fake_client: FakeClient, tmp_path: Path
+) -> None:
+    for options, told in (
+        (("--modes", "poll"), "no transfer mode 'poll'"),
+        (("--workload", "shrot"), "did you mean short?"),
+        (("--set", "decode.host=203.0.113.9"), "bench measures on one machine"),
+        (("--set", "max_model_len_tokens=100"), "short x1 needs 216 tokens"),
+        (("--json", str(tmp_path / "no/such/folder.json")), "cannot write"),
+    ):
+        code, out, err = launcher.run(*bench(launcher, *options))
+        assert (code, out) == (1 if "--json" in options else 2, ""), err
+        assert told in err and "starting" not in err
+
+
+def test_a_dry_run_lists_what_would_be_brought_up(launcher: Launcher) -> None:
+    code, out, _ = launcher.run(*bench(launcher, "--dry-run", "--modes", "push,pull"))
+    assert code == 0
+    lines = [line.split() for line in out.splitlines() if "short x1" in line]
+    assert [line[:2] for line in lines] == [
+        *(["1", "one-engine"], ["1", "push"], ["1", "pull"]),
+        *(["2", "push"], ["2", "pull"], ["2", "one-engine"]),
+    ]
