@@ -204,12 +204,12 @@ def test_good_requests_are_near_the_floor_and_the_one_engine() -> None:
         results(
             measured("floor", [request(0.5, tokens=1)] * 2),
             measured("one-engine", [request(0.5, tpot_s=0.1)] * 2),
-            measured("push", [request(0.9), request(1.1), request(0.9, tpot_s=0.3)]),
+            measured("push", [request(2.4), request(2.6), request(2.4, tpot_s=0.3)]),
         )
     )
     by_subject = {row.subject: row for row in found}
     assert by_subject["push"].goodput_per_s == pytest.approx(0.1)
-    assert by_subject["push"].ttft_over_floor == pytest.approx(1.8)
+    assert by_subject["push"].ttft_over_floor == pytest.approx(4.8)
     assert by_subject["floor"].goodput_per_s is None
 
 

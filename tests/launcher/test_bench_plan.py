@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_an_open_loop_takes_as_long_as_its_requests_need_to_arrive() -> None:
 @given(st.integers(0, 1000), st.integers(0, 1000), st.sampled_from(EVERYTHING))
 def test_prompts_come_once(one: int, other: int, load: Load) -> None:
     def numbers(seed: int) -> list[int]:
-        lines = client.trace(load, seed, load.prompt_tokens, 1).splitlines()
+        lines = client.trace(load, seed).splitlines()
         return [number for line in lines for number in json.loads(line)["hash_ids"]]
 
     found = numbers(one) + (numbers(other) if other != one else [])
@@ -116,8 +117,10 @@ def test_prompts_come_once(one: int, other: int, load: Load) -> None:
 
 def test_the_beginning_of_a_prompt_is_that_of_the_whole_one() -> None:
     (load,) = workload.select(("next-turn",), quick=False)
-    whole = [json.loads(line) for line in client.trace(load, 7, 2064, 16).splitlines()]
-    begun = [json.loads(line) for line in client.trace(load, 7, 2000, 1).splitlines()]
+    whole = [json.loads(line) for line in client.trace(load, 7).splitlines()]
+    begun = [
+        json.loads(line) for line in client.trace(replace(load, prompt_tokens=2000), 7).splitlines()
+    ]
     assert [each["hash_ids"][0] for each in whole] == [each["hash_ids"][0] for each in begun]
     arguments = client.arguments(load, planned(), Path("prompts.jsonl"), seed=7)
     at = arguments.index("--timed-trace-chunk-hash-size")

@@ -30,7 +30,7 @@ class FakeClient:
         self.hangs = hangs
 
     async def run(
-        self, load: Load, url: str, plan: DeploymentPlan, *, answer_tokens: int, **_: object
+        self, load: Load, url: str, plan: DeploymentPlan, **_: object
     ) -> tuple[float, list[Request]]:
         if plan.name == self.hangs:
             await asyncio.sleep(600)
@@ -38,9 +38,9 @@ class FakeClient:
         error = "Internal Server Error" if plan.name == self.fails else ""
         one = Request(
             ttft_s=0.2,
-            latency_s=0.2 + 0.01 * (answer_tokens - 1),
-            itl_s=(0.01,) * (answer_tokens - 1),
-            answer_tokens=answer_tokens,
+            latency_s=0.2 + 0.01 * (load.answer_tokens - 1),
+            itl_s=(0.01,) * (load.answer_tokens - 1),
+            answer_tokens=load.answer_tokens,
             text=text,
             error=error,
         )

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from pdlaunch import recipe_loader, series
+from pdlaunch.bench.workload import WORKLOADS
 from pdlaunch.cli import cli
 from pdlaunch.series import Series
 
@@ -155,6 +156,12 @@ def test_modes_are_those_of_recipes() -> None:
     for mode in modes:
         recipe_loader.load(recipe_loader.find("tiny-qwen3-cpu"), (f"transfer.mode={mode}",))
     assert len(modes) == 3
+
+
+def test_table_of_workloads_is_that_of_the_benchmark() -> None:
+    rows = table((ROOT / "README.md").read_text(), "workload")
+    found = {name.strip("`"): what for name, what in rows}
+    assert found == {each.name: each.what for each in WORKLOADS}
 
 
 def test_version_of_the_base_is_the_same_everywhere(shipped: Series) -> None:

@@ -41,28 +41,16 @@ class Client:
         self._is_ready = False
 
     async def run(
-        self,
-        load: Load,
-        url: str,
-        plan: DeploymentPlan,
-        *,
-        seed: int,
-        salt: str,
-        answer_tokens: int,
-        prompt_tokens: int | None = None,
+        self, load: Load, url: str, plan: DeploymentPlan, *, seed: int, salt: str
     ) -> tuple[float, list[Request]]:
         """Send a load's requests; the seconds it took, and each request in order.
 
         Args:
             seed: decides prompts and times of arrival.
             salt: requests of one salt share prefix caches, of another never.
-            answer_tokens: of each request; 1 is prefill alone.
-            prompt_tokens: only the beginning of each prompt. None: all of it.
         """
         dataset, result = self._folder / "prompts.jsonl", self._folder / "result.json"
-        dataset.write_text(
-            trace(load, seed, prompt_tokens or load.prompt_tokens, answer_tokens), "utf-8"
-        )
+        dataset.write_text(trace(load, seed), "utf-8")
         result.unlink(missing_ok=True)
         await self._asked(
             "serve",
@@ -74,7 +62,7 @@ class Client:
     async def prompts(self, load: Load, plan: DeploymentPlan, *, seed: int) -> list[list[int]]:
         """The tokens of a load's prompts."""
         dataset = self._folder / "prompts.jsonl"
-        dataset.write_text(trace(load, seed, load.prompt_tokens, load.answer_tokens), "utf-8")
+        dataset.write_text(trace(load, seed), "utf-8")
         prompts = await self._asked("prompts", *arguments(load, plan, dataset, seed=seed))
         if prompts is None:
             raise self._failed("it named no prompts")
@@ -198,15 +186,15 @@ def parse(found: Mapping[str, Any]) -> tuple[float, list[Request]]:
     ]
 
 
-def trace(load: Load, seed: int, prompt_tokens: int, answer_tokens: int) -> str:
+def trace(load: Load, seed: int) -> str:
     """Lines of a trace. A prompt is drawn from one number, or two where a part of it is cached."""
     first = seed * 2 * load.requests
     lines = []
     for number in range(first, first + 2 * load.requests, 2):
         entry = {
             "timestamp": 0,
-            "input_length": prompt_tokens,
-            "output_length": answer_tokens,
+            "input_length": load.prompt_tokens,
+            "output_length": load.answer_tokens,
             "hash_ids": [number, number + 1] if load.cached_tokens else [number],
         }
         lines.append(json.dumps(entry))

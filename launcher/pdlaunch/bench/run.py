@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -198,8 +198,8 @@ class _Visit:
         for load in schedule.loads:
             seed = schedule.seed(load, self._visit.round)
             if not self._is_pair:
-                await self._load(load, seed, FLOOR, 1)
-            await self._load(load, seed, self._visit.subject, load.answer_tokens)
+                await self._load(load, seed, FLOOR)
+            await self._load(load, seed, self._visit.subject)
 
     async def _idle(self) -> None:
         await asyncio.sleep(_SETTLE_S)
@@ -216,39 +216,26 @@ class _Visit:
         )
 
     async def _warm_up(self, load: Load) -> None:
-        few = Load(
-            load.workload,
-            load.prompt_tokens,
-            load.answer_tokens,
-            _WARM_UP_REQUESTS,
-            at_once=_WARM_UP_REQUESTS,
+        few = replace(
+            load, requests=_WARM_UP_REQUESTS, at_once=_WARM_UP_REQUESTS, requests_per_s=None
         )
-        await self._sender.run(
-            few,
-            self._url,
-            self._plan,
-            seed=_WARM_UP_SEED,
-            salt=_salt(),
-            answer_tokens=load.answer_tokens,
-        )
+        await self._sender.run(few, self._url, self._plan, seed=_WARM_UP_SEED, salt=_salt())
 
-    async def _load(self, load: Load, seed: int, subject: Measured, answer_tokens: int) -> None:
+    async def _load(self, load: Load, seed: int, subject: Measured) -> None:
         salt = _salt()
+        sent = load
+        if subject == FLOOR:
+            # Several at a time would wait for each other, and be no floor.
+            sent = replace(load, at_once=1, requests_per_s=None, answer_tokens=1)
         if load.cached_by is not None:
-            await self._sender.run(
-                load,
-                self._engine(load.cached_by == "decode").url,
-                self._plan,
-                seed=seed,
-                salt=salt,
-                answer_tokens=1,
-                prompt_tokens=load.cached_tokens,
-            )
+            begun = replace(load, prompt_tokens=load.cached_tokens, answer_tokens=1)
+            engine = self._engine_of(is_decode=load.cached_by == "decode")
+            await self._sender.run(begun, engine.url, self._plan, seed=seed, salt=salt)
         async with httpx.AsyncClient() as http, self._busy(http, load.busy_decodes, subject):
             before = await scrape_all(http, self._plan.engines)
             cpu_before = counters.cpu_s(self._plan)
             took_s, requests = await self._sender.run(
-                load, self._url, self._plan, seed=seed, salt=salt, answer_tokens=answer_tokens
+                sent, self._url, self._plan, seed=seed, salt=salt
             )
             cpu_after = counters.cpu_s(self._plan)
             measurement = Measurement(
@@ -275,7 +262,7 @@ class _Visit:
     def _url(self) -> str:
         return self._plan.router_url if self._is_pair else self._plan.engines[0].url
 
-    def _engine(self, is_decode: bool) -> ProcessPlan:
+    def _engine_of(self, *, is_decode: bool) -> ProcessPlan:
         return self._plan.engines[-1 if is_decode else 0]
 
     @asynccontextmanager
@@ -299,7 +286,7 @@ class _Visit:
                 raise each
 
     async def _decode_long(self, http: httpx.AsyncClient) -> None:
-        engine = self._engine(is_decode=True)
+        engine = self._engine_of(is_decode=True)
         body = {
             "model": self._plan.served_name,
             "prompt": [3] * _BUSY_PROMPT_TOKENS,
