@@ -12,13 +12,13 @@ from pdlaunch.bench import analysis, answers
 from pdlaunch.bench.answers import TIE_LOGPROB, gap_where_parted, partings
 from pdlaunch.bench.results import (
     Legs,
-    LoadShape,
     Measured,
     Measurement,
     Moved,
     Request,
     Results,
 )
+from pdlaunch.bench.workload import Load
 
 seconds = st.floats(0.001, 100)
 some = st.lists(seconds, min_size=1, max_size=30)
@@ -85,20 +85,7 @@ def results(*measurements: Measurement) -> Results:
         took_s=1,
         rounds=1,
         modes=("pull", "push"),
-        loads=(
-            LoadShape(
-                name=LOAD,
-                workload="short",
-                prompt_tokens=200,
-                answer_tokens=3,
-                requests=2,
-                at_once=1,
-                requests_per_s=None,
-                cached_by=None,
-                cached_tokens=0,
-                busy_decodes=0,
-            ),
-        ),
+        loads={LOAD: Load("short", 200, 3, 2, at_once=1)},
         measurements=measurements,
         idle=(),
         differences=(),

@@ -122,7 +122,7 @@ def rows(results: Results) -> list[Row]:
     subjects: tuple[Measured, ...] = (FLOOR, ONE_ENGINE, *results.modes)
     return [
         _row(results, load.name, subject, found)
-        for load in results.loads
+        for load in results.loads.values()
         for subject in subjects
         if (found := results.of(subject, load.name))
     ]
@@ -136,7 +136,7 @@ def ratios(results: Results) -> list[Ratio]:
         FLOOR,
     )
     found = []
-    for load, other in itertools.product(results.loads, others):
+    for load, other in itertools.product(results.loads.values(), others):
         mine, theirs = results.of(OURS, load.name), results.of(other, load.name)
         whats = [TTFT] if other == FLOOR else [TTFT, HANDOVER, SECOND, TPOT, E2E, THROUGHPUT]
         for what in whats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -189,12 +190,14 @@ def parse(found: Mapping[str, Any]) -> tuple[float, list[Request]]:
 def trace(load: Load, seed: int) -> str:
     """Lines of a trace. A prompt is drawn from one number, or two where a part of it is cached."""
     first = seed * 2 * load.requests
+    draw = random.Random(seed)  # noqa: S311 - lengths, and the same ones every time
+    shortest = load.shortest_answer_tokens or load.answer_tokens
     lines = []
     for number in range(first, first + 2 * load.requests, 2):
         entry = {
             "timestamp": 0,
             "input_length": load.prompt_tokens,
-            "output_length": load.answer_tokens,
+            "output_length": draw.randint(shortest, load.answer_tokens),
             "hash_ids": [number, number + 1] if load.cached_tokens else [number],
         }
         lines.append(json.dumps(entry))

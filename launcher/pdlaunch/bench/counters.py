@@ -83,6 +83,15 @@ def moved(plan: DeploymentPlan, before: Scraped, after: Scraped) -> Moved:
     )
 
 
+def cache_size(metrics: Metrics) -> tuple[int, int]:
+    """Tokens in a block of an engine's KV cache, and its blocks; zeros where it does not say."""
+    for sample in metrics.samples:
+        if sample.name == "vllm:cache_config_info":
+            labels = sample.labels
+            return int(labels.get("block_size", 0)), int(labels.get("num_gpu_blocks", 0))
+    return 0, 0
+
+
 def cpu_s(plan: DeploymentPlan) -> dict[ProcessRole, float]:
     """CPU seconds so far of each role's processes, those that they started included."""
     taken: dict[ProcessRole, float] = {}

@@ -34,7 +34,8 @@ def over_concurrency(
     results: Results, rows: Sequence[Row], what: str, of_row: Callable[[Row], Spread | None]
 ) -> str | None:
     """Medians over the number at a time, up to p90, a panel a workload; None without any."""
-    workloads = list(dict.fromkeys(load.workload for load in results.loads if load.at_once))
+    loads = list(results.loads.values())
+    workloads = list(dict.fromkeys(load.workload for load in loads if load.at_once))
     if not workloads:
         return None
     width, height = _PANEL_INCHES
@@ -42,9 +43,7 @@ def over_concurrency(
     panels = figure.subplots(1, len(workloads), squeeze=False)[0]
     for panel, workload in zip(panels, workloads, strict=True):
         at_once = {
-            load.name: load.at_once
-            for load in results.loads
-            if load.workload == workload and load.at_once
+            load.name: load.at_once for load in loads if load.workload == workload and load.at_once
         }
         _lines(panel, [row for row in rows if row.load in at_once], at_once, of_row)
         panel.set_title(workload)

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from pdlaunch.bench.schedule import Subject
+from pdlaunch.bench.workload import Load
 from pdlaunch.plan import ProcessRole, TransferMode
 
 FLOOR: Final = "floor"
@@ -115,21 +116,6 @@ class Difference(_Data):
     is_tie: bool
 
 
-class LoadShape(_Data):
-    """A load, for readers of the data."""
-
-    name: str
-    workload: str
-    prompt_tokens: int
-    answer_tokens: int
-    requests: int
-    at_once: int | None
-    requests_per_s: float | None
-    cached_by: Literal["prefill", "decode"] | None
-    cached_tokens: int
-    busy_decodes: int
-
-
 class Results(_Data):
     """A whole run."""
 
@@ -145,7 +131,8 @@ class Results(_Data):
     took_s: float
     rounds: int
     modes: tuple[TransferMode, ...]
-    loads: tuple[LoadShape, ...]
+    # By name, in the order in which they were put.
+    loads: dict[str, Load]
     measurements: tuple[Measurement, ...]
     idle: tuple[Idle, ...]
     differences: tuple[Difference, ...]

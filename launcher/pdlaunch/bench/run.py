@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -22,14 +22,13 @@ from pdlaunch.bench.results import (
     FLOOR,
     Difference,
     Idle,
-    LoadShape,
     Measured,
     Measurement,
     Results,
 )
 from pdlaunch.bench.running import Running, running
 from pdlaunch.bench.schedule import ONE_ENGINE, Schedule, Subject, Visit, alone
-from pdlaunch.bench.workload import Load
+from pdlaunch.bench.workload import Load, scattering
 from pdlaunch.console import Reporter
 from pdlaunch.engine_metrics import scrape_all
 from pdlaunch.errors import PdError
@@ -82,7 +81,7 @@ def run(
         took_s=time.monotonic() - started_s,
         rounds=schedule.rounds,
         modes=schedule.modes,
-        loads=tuple(LoadShape(name=load.name, **asdict(load)) for load in schedule.loads),
+        loads={load.name: load for load in schedule.loads},
         measurements=tuple(carried_out.found.measurements),
         idle=tuple(carried_out.found.idle),
         differences=tuple(differences),
@@ -190,6 +189,7 @@ class _Visit:
         self._reporter = reporter
         self._found = found
         self._is_pair = visit.subject != ONE_ENGINE
+        self._is_scattered = False
 
     async def measure(self, schedule: Schedule) -> None:
         # First, for it also waits until the client's imports no longer take a core.
@@ -231,6 +231,8 @@ class _Visit:
             begun = replace(load, prompt_tokens=load.cached_tokens, answer_tokens=1)
             engine = self._engine_of(is_decode=load.cached_by == "decode")
             await self._sender.run(begun, engine.url, self._plan, seed=seed, salt=salt)
+        if load.scattered and not self._is_scattered:
+            await self._scatter(salt)
         async with httpx.AsyncClient() as http, self._busy(http, load.busy_decodes, subject):
             before = await scrape_all(http, self._plan.engines)
             cpu_before = counters.cpu_s(self._plan)
@@ -257,6 +259,23 @@ class _Visit:
                 )
         self._found.measurements.append(measurement)
         self._reporter.status(_told(measurement))
+
+    async def _scatter(self, salt: str) -> None:
+        """Go through all blocks of each engine's cache once."""
+        async with httpx.AsyncClient() as http:
+            metrics = await scrape_all(http, self._plan.engines)
+        for process in self._plan.engines:
+            block_tokens, blocks = counters.cache_size(metrics[process.name])
+            if not blocks:
+                raise PdError(
+                    f"{process.name} does not say how many blocks its cache has",
+                    where=f"{process.url}/metrics",
+                    next_step="leave the workload scattered out",
+                )
+            self._reporter.status(f"scattering the {blocks} blocks of {process.name}")
+            load = scattering(block_tokens, blocks)
+            await self._sender.run(load, process.url, self._plan, seed=_WARM_UP_SEED, salt=salt)
+        self._is_scattered = True
 
     @property
     def _url(self) -> str:

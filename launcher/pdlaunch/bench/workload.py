@@ -28,6 +28,10 @@ class Load:
     cached_tokens: int = 0
     # Long answers that the decode engine gives meanwhile.
     busy_decodes: int = 0
+    # Whether the blocks that are free lie scattered in both caches, as they do after hours.
+    scattered: bool = False
+    # Answers have between so many and `answer_tokens` tokens. None: all the same.
+    shortest_answer_tokens: int | None = None
 
     @property
     def name(self) -> str:
@@ -107,7 +111,29 @@ WORKLOADS: tuple[Workload, ...] = (
         "2,064 tokens in, 16 out; decode has the first 2,000 in its prefix cache",
         (Load("decode-hit", 2064, 16, 8, at_once=1, cached_by="decode", cached_tokens=2000),),
     ),
+    Workload(
+        "scattered",
+        "2,000 tokens in, 16 out, 1 and 4 at a time; free blocks lie scattered in both caches",
+        tuple(
+            Load("scattered", 2000, 16, count, at_once=at_once, scattered=True)
+            for at_once, count in ((1, 8), (4, 12))
+        ),
+    ),
 )
+
+
+def scattering(block_tokens: int, blocks: int) -> Load:
+    """Requests that go through all blocks of a cache, two each, and end in another order than they
+    began: what they free is in no order either."""
+    answer_tokens = 8
+    return Load(
+        "scattering",
+        2 * block_tokens - answer_tokens,
+        answer_tokens,
+        blocks // 2,
+        at_once=64,
+        shortest_answer_tokens=1,
+    )
 
 
 def select(names: Iterable[str], *, quick: bool) -> tuple[Load, ...]:
