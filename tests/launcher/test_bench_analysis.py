@@ -240,6 +240,15 @@ def test_the_share_before_prefill_end_is_of_all_bytes_of_all_rounds() -> None:
     assert row.post_ms_per_transfer == pytest.approx(2)
 
 
+def test_what_others_took_is_a_mean_over_the_time_that_was_measured() -> None:
+    quiet = measured("pull", [request()], took_s=30.0)
+    noisy = measured("push", [request()]).model_copy(update={"others_cpu_s": 4.0})
+    found = results(quiet, noisy)
+    assert analysis.others_cores(found) == pytest.approx(0.1)
+    assert [row.others_cores for row in analysis.rows(found)] == pytest.approx([0.0, 0.4])
+    assert analysis.others_cores(results()) == 0
+
+
 def test_answers_are_held_to_those_of_the_same_round_and_prompt() -> None:
     alone = measured("one-engine", [request(text="abc"), request(text="xyz"), FAILED])
     same = measured("push", [request(text="abc"), request(text="xyz"), request(text="?")])

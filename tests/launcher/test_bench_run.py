@@ -28,6 +28,7 @@ class FakeClient:
         self.wrong = wrong
         self.fails = fails
         self.hangs = hangs
+        self.pid = os.getpid()
 
     async def run(
         self, load: Load, url: str, plan: DeploymentPlan, **_: object
@@ -94,6 +95,7 @@ def test_all_modes_and_one_engine_are_measured_and_reported(
         *("one-engine", "pull", "push-upstream", "push")
     ]
     assert set(found.idle[1].cpu_s) == {"prefill", "decode", "router"}
+    assert "others' cores" in out
     assert found.differences == ()
     assert "48 answers of P/D compared with one engine's: the same" in err
     assert "push over the others" in out and "short x1" in out

@@ -94,6 +94,8 @@ class Row:
     post_ms_per_transfer: float | None
     transfer_ms: float | None
     cpu_s_per_request: float
+    # What everybody else took of the same cores, in the mean.
+    others_cores: float
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,12 @@ def ratios(results: Results) -> list[Ratio]:
             if (ratio := _ratio(load.name, what, other, mine, theirs)) is not None:
                 found.append(ratio)
     return found
+
+
+def others_cores(results: Results) -> float:
+    """What everybody else took of the machine's cores over all measurements, in the mean."""
+    took_s = sum(one.took_s for one in results.measurements)
+    return sum(one.others_cpu_s for one in results.measurements) / took_s if took_s else 0.0
 
 
 def idle_costs(results: Results) -> list[IdleCost]:
@@ -317,6 +325,7 @@ def _row(results: Results, load: str, subject: Measured, found: Sequence[Measure
         descriptors_per_transfer=a_transfer(sum(each.descriptors for each in moved)),
         post_ms_per_transfer=a_transfer(1e3 * sum(each.post_s for each in moved)),
         transfer_ms=a_transfer(1e3 * sum(each.transfer_s for each in moved)),
+        others_cores=sum(one.others_cpu_s for one in found) / took_s,
         cpu_s_per_request=sum(sum(one.cpu_s.values()) for one in found) / max(1, len(answered)),
     )
 

@@ -41,6 +41,10 @@ class Client:
         self._folder = folder
         self._is_ready = False
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def run(
         self, load: Load, url: str, plan: DeploymentPlan, *, seed: int, salt: str
     ) -> tuple[float, list[Request]]:

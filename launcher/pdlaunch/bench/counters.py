@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 
 import httpx
 import psutil
 
-from pdlaunch import leftovers
+from pdlaunch import hosts, leftovers
 from pdlaunch.bench.results import Legs, Moved
 from pdlaunch.engine_metrics import Metrics, kv_movement, scrape_all
 from pdlaunch.plan import DeploymentPlan, ProcessRole
@@ -17,6 +18,8 @@ from pdlaunch.plan import DeploymentPlan, ProcessRole
 # Engines publish their counters with a later step than the one that ended the request.
 _SETTLED_WITHIN_S = 3.0
 _POLL_S = 0.1
+# Guests are counted as user time already.
+_NOT_BUSY = ("idle", "iowait", "guest", "guest_nice")
 _E2E = "vllm:e2e_request_latency_seconds"
 
 Scraped = dict[str, Metrics]
@@ -103,6 +106,26 @@ def cpu_s(plan: DeploymentPlan) -> dict[ProcessRole, float]:
                 total_s += times.user + times.system
         taken[process.role] = taken.get(process.role, 0.0) + total_s
     return taken
+
+
+def all_cpu_s() -> float:
+    """CPU seconds so far of everything on the cores that we may use, the hypervisor's share too."""
+    cores = psutil.cpu_times(percpu=True)
+    return sum(
+        sum(value for name, value in cores[core]._asdict().items() if name not in _NOT_BUSY)
+        for core in hosts.cores()
+        if core < len(cores)
+    )
+
+
+def cpu_s_of(pids: Iterable[int]) -> float:
+    """CPU seconds so far of these processes alone."""
+    total_s = 0.0
+    for pid in pids:
+        with suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            total_s += times.user + times.system
+    return total_s
 
 
 def cpu_since(

@@ -28,6 +28,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
 )
 _PANEL_INCHES = (4.2, 3.2)
 _BAR_INCHES = 0.28
+_ASIDE = 1.04
 
 
 def over_concurrency(
@@ -84,7 +85,7 @@ def _lines(
     at_once: dict[str, int],
     of_row: Callable[[Row], Spread | None],
 ) -> None:
-    for subject, (colour, marker) in _STYLE.items():
+    for place, (subject, (colour, marker)) in enumerate(_STYLE.items()):
         points = [
             (at_once[row.load], spread)
             for row in rows
@@ -95,7 +96,8 @@ def _lines(
         p50 = [1e3 * spread.p50 for _, spread in points]
         up = [1e3 * spread.p90 - low for (_, spread), low in zip(points, p50, strict=True)]
         panel.errorbar(
-            [x for x, _ in points],
+            # Beside each other, or one would hide another.
+            [x * _ASIDE ** (place - len(_STYLE) // 2) for x, _ in points],
             p50,
             yerr=[[0.0] * len(up), up],
             color=colour,

@@ -35,6 +35,7 @@ def html(results: Results) -> str:
     return environment.get_template("report.html").render(
         results=results,
         started=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(results.started_unix_s)),
+        others_cores=analysis.others_cores(results),
         compared=results.compared_answers,
         wrong=[each for each in results.differences if not each.is_tie],
         ties=[each for each in results.differences if each.is_tie],

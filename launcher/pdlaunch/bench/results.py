@@ -82,6 +82,8 @@ class Measurement(_Data):
     requests: tuple[Request, ...]
     # CPU seconds that each role's processes took meanwhile.
     cpu_s: dict[ProcessRole, float]
+    # And what all others took on the same cores, which should be nothing.
+    others_cpu_s: float = 0.0
     # Of pairs.
     prefill: Legs | None = None
     decode: Legs | None = None

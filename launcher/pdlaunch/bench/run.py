@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import secrets
 import tempfile
@@ -32,7 +33,7 @@ from pdlaunch.bench.workload import Load, scattering
 from pdlaunch.console import Reporter
 from pdlaunch.engine_metrics import scrape_all
 from pdlaunch.errors import PdError
-from pdlaunch.plan import DeploymentPlan, ProcessPlan
+from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole
 from pdlaunch.recipe_loader import Loaded
 from pdlaunch.supervisor import Signals
 
@@ -235,11 +236,11 @@ class _Visit:
             await self._scatter(salt)
         async with httpx.AsyncClient() as http, self._busy(http, load.busy_decodes, subject):
             before = await scrape_all(http, self._plan.engines)
-            cpu_before = counters.cpu_s(self._plan)
+            cpu_before, others_before_s = self._cpu()
             took_s, requests = await self._sender.run(
                 sent, self._url, self._plan, seed=seed, salt=salt
             )
-            cpu_after = counters.cpu_s(self._plan)
+            cpu_after, others_after_s = self._cpu()
             measurement = Measurement(
                 subject=subject,
                 load=load.name,
@@ -247,6 +248,7 @@ class _Visit:
                 took_s=took_s,
                 requests=tuple(requests),
                 cpu_s=counters.cpu_since(cpu_before, cpu_after),
+                others_cpu_s=round(max(0.0, others_after_s - others_before_s), 3),
             )
             if self._is_pair:
                 after = await counters.settled(http, self._plan, before, load.requests)
@@ -259,6 +261,13 @@ class _Visit:
                 )
         self._found.measurements.append(measurement)
         self._reporter.status(_told(measurement))
+
+    def _cpu(self) -> tuple[dict[ProcessRole, float], float]:
+        """CPU seconds so far: ours by role, and those of everybody else."""
+        every_s = counters.all_cpu_s()
+        ours = counters.cpu_s(self._plan)
+        client_s = counters.cpu_s_of((os.getpid(), self._sender.pid))
+        return ours, every_s - sum(ours.values()) - client_s
 
     async def _scatter(self, salt: str) -> None:
         """Go through all blocks of each engine's cache once."""

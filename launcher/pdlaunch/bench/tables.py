@@ -98,7 +98,7 @@ def of_answers(rows: Iterable[Row]) -> Sheet:
     """What a user waits for then, and how many of them there may be."""
     return Sheet(
         "Whole answers in milliseconds, p50 / p90 / p99; requests a second, and good ones",
-        ("load", "subject", "TPOT", "ITL", "end to end", "req/s", "good/s"),
+        ("load", "subject", "TPOT", "ITL", "end to end", "req/s", "good/s", "others' cores"),
         tuple(
             (
                 row.load,
@@ -108,6 +108,7 @@ def of_answers(rows: Iterable[Row]) -> Sheet:
                 _spread(row.e2e),
                 _number(row.requests_per_s, 2),
                 _number(row.goodput_per_s, 2),
+                _number(row.others_cores, 2),
             )
             for row in rows
             if row.tpot is not None

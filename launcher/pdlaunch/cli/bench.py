@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pdlaunch import deployments, preparation, recipe_loader
-from pdlaunch.bench import report, schedule, tables, workload
+from pdlaunch.bench import analysis, report, schedule, tables, workload
 from pdlaunch.bench.results import Results
 from pdlaunch.bench.run import run
 from pdlaunch.cli.up import interruptible
@@ -17,6 +17,8 @@ from pdlaunch.supervisor import Signals
 
 _ROUNDS, _QUICK_ROUNDS = 3, 2
 _SHOWN = 5
+# Of the machine's cores; below it is what any system does for itself.
+_OTHERS_CORES = 0.2
 
 
 @click.command(
@@ -127,6 +129,12 @@ def _end(terminal: Terminal, results: Results) -> None:
     """Say what a reader of the tables must know; raise where the answers were not the same."""
     if results.failed_requests:
         terminal.warning(f"{results.failed_requests} requests failed; no figure counts them")
+    others = analysis.others_cores(results)
+    if others > _OTHERS_CORES:
+        terminal.warning(
+            f"other processes took {others:.1f} cores while this measured; take the figures, and "
+            "most of all the small ones, with care"
+        )
     ties = [each for each in results.differences if each.is_tie]
     if ties:
         terminal.warning(
