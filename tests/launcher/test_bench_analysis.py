@@ -88,6 +88,7 @@ def results(*measurements: Measurement) -> Results:
         loads={LOAD: Load("short", 200, 3, 2, at_once=1)},
         measurements=measurements,
         idle=(),
+        is_complete=True,
         differences=(),
     )
 

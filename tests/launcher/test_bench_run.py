@@ -135,17 +135,22 @@ def test_failed_requests_are_told(launcher: Launcher, fake_client: FakeClient) -
     assert "8 requests failed" in err and "8 of 8" in out
 
 
-def test_an_engine_that_dies_ends_the_run_with_its_log(
-    launcher: Launcher, fake_client: FakeClient
+def test_an_engine_that_dies_ends_the_run_with_its_log_and_keeps_what_there_is(
+    launcher: Launcher, fake_client: FakeClient, tmp_path: Path
 ) -> None:
     fake_client.hangs = "bench-push"
-    command = launcher.begin(*bench(launcher, "--modes", "push", "--rounds", "1"))
+    data = tmp_path / "a.json"
+    options = ("--modes", "push", "--rounds", "1", "--json", str(data))
+    command = launcher.begin(*bench(launcher, *options))
     command.until("KV moved by push")
     record = deployments.read("bench-push")
     assert record is not None
     os.kill(record.pids["decode-0"], signal.SIGKILL)
     assert command.wait() == 137
     assert "decode-0 was killed by SIGKILL" in command.errors.read_text()
+    kept = Results.model_validate_json(data.read_text())
+    assert [one.subject for one in kept.measurements] == ["floor", "one-engine"]
+    assert not kept.is_complete and not kept.is_identical
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -106,7 +106,7 @@ class Ratio:
     what: str
     other: Measured
     value: float
-    # None where one round has one value: there is nothing to tell how much that varies.
+    # None where a round has one value and there is one round: nothing tells how much it varies.
     interval: tuple[float, float] | None
 
 
@@ -259,13 +259,9 @@ def _ratio(
         return None
     ours = [one for number in rounds for one in mine if one.round == number]
     others = [one for number in rounds for one in theirs if one.round == number]
-    if what == HANDOVER:
-        found = mean_ratio([_handovers(one) for one in ours], [_handovers(one) for one in others])
-    elif what == THROUGHPUT:
-        found = mean_ratio(
-            [[len(one.answered) / one.took_s] for one in ours],
-            [[len(one.answered) / one.took_s] for one in others],
-        )
+    of_round = _OF_ROUND.get(what)
+    if of_round is not None:
+        found = mean_ratio([of_round(one) for one in ours], [of_round(one) for one in others])
     else:
         found = median_ratio(
             [_values(one, what) for one in ours], [_values(one, what) for one in others]
@@ -273,7 +269,7 @@ def _ratio(
     if found is None:
         return None
     value, low, high = found
-    is_known = what != THROUGHPUT or len(rounds) > 1
+    is_known = of_round is None or len(rounds) > 1
     return Ratio(load, what, other, value, (low, high) if is_known else None)
 
 
@@ -282,11 +278,17 @@ def _values(one: Measurement, what: str) -> list[float]:
     return [value for each in one.answered if (value := of_request(each)) is not None]
 
 
-def _handovers(one: Measurement) -> list[float]:
-    """TTFT of each request without what prefill's legs took in the mean."""
-    if one.prefill is None or not one.prefill.count:
+def _mean_handover_s(one: Measurement) -> list[float]:
+    """One value: what prefill took is known as a mean only, and of no single request."""
+    if one.prefill is None or not one.prefill.count or not one.answered:
         return []
-    return [request.ttft_s - one.prefill.e2e_s for request in one.answered]
+    return [float(np.mean([each.ttft_s for each in one.answered])) - one.prefill.e2e_s]
+
+
+_OF_ROUND: dict[str, Callable[[Measurement], list[float]]] = {
+    HANDOVER: _mean_handover_s,
+    THROUGHPUT: lambda one: [len(one.answered) / one.took_s],
+}
 
 
 def _row(results: Results, load: str, subject: Measured, found: Sequence[Measurement]) -> Row:

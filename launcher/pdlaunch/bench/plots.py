@@ -27,8 +27,10 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("handover_s", "handover", "#d55e00"),
 )
 _PANEL_INCHES = (4.2, 3.2)
-_BAR_INCHES = 0.28
+_BAR_INCHES = 0.24
+_PANEL_MARGIN_INCHES = 0.55
 _ASIDE = 1.04
+_AROUND = 1.5
 
 
 def over_concurrency(
@@ -53,6 +55,7 @@ def over_concurrency(
         ticks = sorted(at_once.values())
         panel.set_xticks(ticks, [str(tick) for tick in ticks])
         panel.minorticks_off()
+        panel.set_xlim(ticks[0] / _AROUND, ticks[-1] * _AROUND)
         panel.set_ylim(bottom=0)
     panels[0].set_ylabel(f"{what}, ms")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
@@ -60,23 +63,32 @@ def over_concurrency(
 
 
 def handovers(rows: Sequence[Row]) -> str | None:
-    """The mean time to the first token, part by part; None without a pair."""
-    bars = [(f"{row.load}  {row.subject}", row.handover) for row in rows if row.handover]
-    if not bars:
+    """The mean time to the first token, part by part, a panel a load; None without a pair."""
+    loads = list(dict.fromkeys(row.load for row in rows if row.handover))
+    if not loads:
         return None
-    height = 1.2 + _BAR_INCHES * len(bars)
-    figure = Figure(figsize=(9.0, height), layout="constrained")
-    axes = figure.subplots()
-    names = [name for name, _ in bars]
-    left = [0.0] * len(bars)
-    for attribute, label, colour in _PARTS:
-        widths = [_part_ms(parts, attribute) for _, parts in bars]
-        axes.barh(names, widths, left=left, label=label, color=colour)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel("ms")
-    figure.legend(loc="outside upper center", ncols=len(_PARTS))
+    bars = [[row for row in rows if row.load == load and row.handover] for load in loads]
+    heights = [_PANEL_MARGIN_INCHES + _BAR_INCHES * len(each) for each in bars]
+    figure = Figure(figsize=(9.0, sum(heights) + _PANEL_MARGIN_INCHES), layout="constrained")
+    panels = figure.subplots(len(loads), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, load, each in zip(panels, loads, bars, strict=True):
+        _stack(panel, each)
+        panel.set_title(load, loc="left", fontsize="medium")
+    panels[-1].set_xlabel("ms")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(_PARTS)
+    )
     return _svg(figure, "handover")
+
+
+def _stack(panel: Axes, rows: Sequence[Row]) -> None:
+    names = [row.subject for row in rows]
+    left = [0.0] * len(rows)
+    for attribute, label, colour in _PARTS:
+        widths = [_part_ms(row.handover, attribute) for row in rows]
+        panel.barh(names, widths, left=left, label=label, color=colour)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    panel.invert_yaxis()
 
 
 def _lines(
@@ -111,7 +123,7 @@ def _lines(
 
 def _part_ms(parts: Handover | None, attribute: str) -> float:
     # A part below nothing is noise of the means, and no bar.
-    return max(0.0, 1e3 * float(getattr(parts, attribute)))
+    return max(0.0, 1e3 * float(getattr(parts, attribute, 0.0)))
 
 
 def _svg(figure: Figure, name: str) -> str:

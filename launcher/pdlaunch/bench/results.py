@@ -137,12 +137,14 @@ class Results(_Data):
     loads: dict[str, Load]
     measurements: tuple[Measurement, ...]
     idle: tuple[Idle, ...]
+    # Whether all was measured and compared; else it is what there was when the run ended.
+    is_complete: bool = True
     differences: tuple[Difference, ...]
 
     @property
     def is_identical(self) -> bool:
-        """Whether every answer is the one engine's, ties apart."""
-        return all(difference.is_tie for difference in self.differences)
+        """Whether every answer is known to be the one engine's, ties apart."""
+        return self.is_complete and all(difference.is_tie for difference in self.differences)
 
     @property
     def compared_answers(self) -> int:

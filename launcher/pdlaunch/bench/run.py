@@ -8,7 +8,7 @@ import platform
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,42 +51,54 @@ _NO_COMPILATION = {"TORCHDYNAMO_DISABLE": "1"}
 class _Found:
     measurements: list[Measurement] = field(default_factory=list)
     idle: list[Idle] = field(default_factory=list)
+    cores: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def run(
     loaded: Loaded,
     schedule: Schedule,
     settings: Sequence[str],
+    *,
     reporter: Reporter,
     interrupts: Signals,
+    keep: Callable[[Results], None],
 ) -> Results:
-    """Measure; everything is taken down again, however it ends."""
+    """Measure; everything is taken down again, however it ends.
+
+    Args:
+        keep: called after each deployment with what there is so far, for a run may take an hour.
+    """
     started_unix_s, started_s = time.time(), time.monotonic()
     built = engine.planned(loaded.recipe.engine.variant)
+
+    def results(found: _Found, differences: Sequence[Difference] | None) -> Results:
+        return Results(
+            pdlaunch_version=__version__,
+            engine_version=built.version,
+            recipe=loaded.recipe.name,
+            settings=tuple(settings),
+            model=loaded.recipe.model,
+            machine=machine(),
+            cores=found.cores,
+            started_unix_s=started_unix_s,
+            took_s=time.monotonic() - started_s,
+            rounds=schedule.rounds,
+            modes=schedule.modes,
+            loads={load.name: load for load in schedule.loads},
+            measurements=tuple(found.measurements),
+            idle=tuple(found.idle),
+            is_complete=differences is not None,
+            differences=tuple(differences or ()),
+        )
+
     with (
         tempfile.TemporaryDirectory(prefix="pdlaunch-bench-") as folder,
         client(built, Path(folder)) as sender,
     ):
         carried_out = _Run(loaded, schedule, sender, reporter, interrupts)
-        carried_out.measure()
-        differences = carried_out.differences()
-    return Results(
-        pdlaunch_version=__version__,
-        engine_version=built.version,
-        recipe=loaded.recipe.name,
-        settings=tuple(settings),
-        model=loaded.recipe.model,
-        machine=machine(),
-        cores=carried_out.cores,
-        started_unix_s=started_unix_s,
-        took_s=time.monotonic() - started_s,
-        rounds=schedule.rounds,
-        modes=schedule.modes,
-        loads={load.name: load for load in schedule.loads},
-        measurements=tuple(carried_out.found.measurements),
-        idle=tuple(carried_out.found.idle),
-        differences=tuple(differences),
-    )
+        for found in carried_out.measure():
+            keep(results(found, None))
+        return results(carried_out.found, carried_out.differences())
 
 
 def plan_of(loaded: Loaded, subject: Subject) -> DeploymentPlan:
@@ -129,17 +141,18 @@ class _Run:
         self._reporter = reporter
         self._interrupts = interrupts
         self.found = _Found()
-        self.cores: dict[str, tuple[int, ...]] = {}
 
-    def measure(self) -> None:
+    def measure(self) -> Iterator[_Found]:
+        """Visit by visit; what there is after each."""
         started_s = time.monotonic()
         for done, visit in enumerate(self._schedule.visits):
             self._reporter.status(_progress(self._schedule, done, time.monotonic() - started_s))
             plan = plan_of(self._loaded, visit.subject)
-            self.cores |= {process.name: process.cores for process in plan.engines}
+            self.found.cores |= {process.name: process.cores for process in plan.engines}
             with self._running(plan) as up:
                 measured = _Visit(visit, up.plan, self._sender, self._reporter, self.found)
                 up.run(measured.measure(self._schedule))
+            yield self.found
 
     def differences(self) -> list[Difference]:
         """Compare all answers; bring one engine up again to ask about those that differ."""

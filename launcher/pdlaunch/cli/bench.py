@@ -101,9 +101,16 @@ def bench(
         preparation.provide(loaded.recipe, terminal)
     signals = Signals()
     with signals.caught():
-        results = run(loaded, made, overrides, terminal, signals)
+        results = run(
+            loaded,
+            made,
+            overrides,
+            reporter=terminal,
+            interrupts=signals,
+            keep=lambda found: _keep(found, json_file),
+        )
+    _keep(results, json_file)
     if json_file is not None:
-        json_file.write_text(results.model_dump_json() + "\n", "utf-8")
         terminal.success(f"all figures are in {json_file}")
     if html_file is not None:
         html_file.write_text(report.html(results), "utf-8")
@@ -123,6 +130,11 @@ def _check_writable(file: Path) -> None:
             where=str(file.parent),
             next_step="name a file in a folder that one can write to",
         ) from error
+
+
+def _keep(results: Results, file: Path | None) -> None:
+    if file is not None:
+        file.write_text(results.model_dump_json() + "\n", "utf-8")
 
 
 def _end(terminal: Terminal, results: Results) -> None:
