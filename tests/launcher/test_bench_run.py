@@ -15,7 +15,7 @@ from launching import Launcher, fake_processes, leftover_files, until
 from pdlaunch import deployments
 from pdlaunch.bench import counters, run
 from pdlaunch.bench.results import Request, Results
-from pdlaunch.bench.workload import Load
+from pdlaunch.bench.workload import Load, select
 from pdlaunch.plan import DeploymentPlan
 
 TEXT = "Paris"
@@ -29,12 +29,17 @@ class FakeClient:
         self.fails = fails
         self.hangs = hangs
         self.pid = os.getpid()
+        # Gets a line for everything sent; the command runs in a process of its own.
+        self.sent: Path | None = None
 
     async def run(
         self, load: Load, url: str, plan: DeploymentPlan, **_: object
     ) -> tuple[float, list[Request]]:
         if plan.name == self.hangs:
             await asyncio.sleep(600)
+        if self.sent is not None:
+            with self.sent.open("a") as file:
+                file.write(f"{plan.name} {load.prompt_tokens} {load.answer_tokens}\n")
         text = "London" if plan.name == self.wrong else TEXT
         error = "Internal Server Error" if plan.name == self.fails else ""
         one = Request(
@@ -126,6 +131,31 @@ def test_a_close_call_is_told_and_is_no_error(
     code, _, err = launcher.run(*bench(launcher, "--rounds", "1", "--modes", "pull"))
     assert code == 0, err
     assert "8 answers part from one engine's" in err and "closer than rounding" in err
+
+
+@pytest.mark.parametrize(
+    ("workload", "caches_for_the_floor"), [("next-turn", True), ("decode-hit", False)]
+)
+def test_the_floor_has_what_prefill_has_cached(
+    launcher: Launcher,
+    fake_client: FakeClient,
+    workload: str,
+    caches_for_the_floor: bool,
+    tmp_path: Path,
+) -> None:
+    fake_client.sent = tmp_path / "sent"
+    recipe = launcher.recipe("a")
+    command = ["bench", recipe, "--rounds", "1", "--modes", "push", "--workload", workload]
+    code, _, err = launcher.run(*command)
+    assert code == 0, err
+    (load,) = select([workload], quick=False)
+    begun, asked = f"{load.cached_tokens} 1", f"{load.prompt_tokens} {load.answer_tokens}"
+    floor = [begun] * caches_for_the_floor + [f"{load.prompt_tokens} 1"]
+    # Each is warmed up first.
+    assert fake_client.sent.read_text().splitlines() == [
+        *(f"bench-one-engine {each}" for each in (asked, *floor, begun, asked)),
+        *(f"bench-push {each}" for each in (asked, begun, asked)),
+    ]
 
 
 def test_failed_requests_are_told(launcher: Launcher, fake_client: FakeClient) -> None:

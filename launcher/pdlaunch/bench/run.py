@@ -241,7 +241,8 @@ class _Visit:
         if subject == FLOOR:
             # Several at a time would wait for each other, and be no floor.
             sent = replace(load, at_once=1, requests_per_s=None, answer_tokens=1)
-        if load.cached_by is not None:
+        # What decode has cached does not help prefill alone.
+        if load.cached_by is not None and (subject, load.cached_by) != (FLOOR, "decode"):
             begun = replace(load, prompt_tokens=load.cached_tokens, answer_tokens=1)
             engine = self._engine_of(is_decode=load.cached_by == "decode")
             await self._sender.run(begun, engine.url, self._plan, seed=seed, salt=salt)
