@@ -145,7 +145,8 @@ def test_a6_a_write_fails(pairs: Pairs) -> None:
         asked = question("a6")
         expected = await case.expected(asked)
         case.pair.of_prefill.once("check_xfer_state.error")
-        assert not await case.right_or_failed(case.decode_first(asked), expected)
+        answered = await case.right_or_failed(case.decode_first(asked), expected)
+        assert not answered, "answered, though prefill was told that its WRITE has failed"
 
     pairs.run(work)
 
@@ -470,11 +471,11 @@ async def back(case: Case, before: Any) -> None:
     deployment = case.pair.deployment
     deadline_s = time.monotonic() + 300
     while deployment.record().restarts == before.restarts:
-        assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_s, "the engine that was killed is not started again"
         await asyncio.sleep(0.2)
     healthy: list[bool] = []
     while not healthy or not all(healthy):
-        assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_s, "an engine does not become healthy again"
         await asyncio.sleep(0.2)
         healthy = []
         for engine in (case.pair.prefill, case.pair.decode):
