@@ -26,7 +26,7 @@ from serving import TINY, Connection, Deployment, deployed
 HERE = Path(__file__).parent
 # Small caches: tests overwrite all of them. Short leases: tests outlast them.
 LEASE_S = 4
-REGISTRATION_WAIT_S = 30
+REGISTRATION_WAIT_S = 60
 ENDS_WITHIN_S = LIVENESS_TIMEOUT_S + 5
 _SETTINGS = (
     "max_model_len_tokens=4096",
