@@ -59,8 +59,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 @pytest.mark.parametrize(
     ("asked", "preempted"),
     [
-        pytest.param(LONG_PROMPTS, "prefill", id="prefill preempts"),
-        pytest.param(LONG_ANSWERS, "decode", id="decode preempts"),
+        pytest.param(LONG_PROMPTS, "prefill", id="prefill preempts", marks=pytest.mark.slow),
+        pytest.param(LONG_ANSWERS, "decode", id="decode preempts", marks=pytest.mark.slow),
         pytest.param(MANY, "", id="requests queue on both sides"),
     ],
 )
