@@ -17,7 +17,7 @@ from types import FrameType
 import httpx
 import psutil
 
-from pdlaunch import deployments, readiness
+from pdlaunch import deployments, readiness, warm_start
 from pdlaunch.console import Reporter
 from pdlaunch.deployments import Record, State
 from pdlaunch.errors import Interrupted, PdError
@@ -137,6 +137,7 @@ class _Supervisor:
                 for stage in (plan.engines, plan.of_role("router")):
                     await self._start_stage(stage, client)
                 if plan.only in (None, "router"):
+                    await warm_start.introduce(plan, client, self._reporter)
                     await readiness.prove(plan, client, self._reporter)
         except TimeoutError:
             last = [f"{name}: {doing(self._backend.log(name))}" for name in self._backend.pids]

@@ -104,7 +104,9 @@ def count() -> None:
 
 def completion(body: dict) -> str:
     if not body.get("stream"):
-        return json.dumps({"choices": [{"text": "Paris"}]})
+        asked = body.get("kv_transfer_params") or {}
+        named = {"do_remote_prefill": True} if asked.get("do_remote_decode") else None
+        return json.dumps({"choices": [{"text": "Paris"}], "kv_transfer_params": named})
     if "logprobs" in body:
         tops = {"token_id:7": -0.5, "token_id:8": -0.5005 if "close_call" in quirks else -2.5}
         piece = {"choices": [{"text": "Paris", "logprobs": {"top_logprobs": [tops]}}]}

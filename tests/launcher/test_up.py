@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from launching import Launcher, fake_processes, leftover_files, until
-from pdlaunch import deployments, readiness
+from pdlaunch import deployments, warm_start
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,7 @@ def test_detached_start_that_fails_reports_the_same(launcher: Launcher) -> None:
 def test_kv_that_does_not_move_is_a_failed_start(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readiness, "_COUNTER_DELAY_S", 0.5)
+    monkeypatch.setattr(warm_start, "_COUNTER_DELAY_S", 0.5)
     extra = "prefill: {env: {FAKE_ENGINE: no_kv}}\ndecode: {env: {FAKE_ENGINE: no_kv}}\n"
     code, _, err = launcher.run("up", launcher.recipe("a", extra))
     assert code == 1
