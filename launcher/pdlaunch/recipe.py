@@ -269,7 +269,9 @@ class TimeoutsSection(Section):
     ready_s: Seconds = Field(
         default=1800.0, description="From start until the deployment has answered a request."
     )
-    request_s: Seconds = Field(default=300.0, description="One request of the readiness check.")
+    request_s: Seconds = Field(
+        default=300.0, description="One request of the warm start or of the readiness check."
+    )
     stop_s: Seconds = Field(
         default=30.0, description="From asking a process to stop until it is killed."
     )

@@ -29,6 +29,9 @@ class Engines:
         self.moved: Counter[str] = Counter()
         self.at_once: Counter[str] = Counter()
         self.answers: dict[str, Callable[[], httpx.Response]] = {}
+        # By engine, why transfers failed: one before the first request, one with each.
+        self.reasons: dict[str, str] = {}
+        self.fails_now = True
         self.moves = True
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
@@ -65,6 +68,12 @@ class Engines:
             "# TYPE vllm:nixl_push_transfers counter",
             'vllm:nixl_push_transfers_total{role="receiver",outcome="completed",reason="none"} '
             f"{count if engine.role == 'decode' else 0}",
+            *(
+                f'vllm:nixl_push_transfers_total{{role="any",outcome="failed",reason="{reason}"}} '
+                f"{1 + self.fails_now * len(self.requests)}"
+                for reason in (self.reasons.get(engine.name),)
+                if reason
+            ),
             "# TYPE vllm:nixl_push_bytes counter",
             f'vllm:nixl_push_bytes_total{{phase="during_prefill"}} {count if mover else 0}',
             "# TYPE vllm:nixl_bytes_transferred histogram",
@@ -140,8 +149,12 @@ def answer_nothing() -> httpx.Response:
     ],
 )
 def test_a_pair_that_cannot_is_named_with_both_logs(
-    engine: str, answer: Callable[[], httpx.Response], why: str
+    engine: str,
+    answer: Callable[[], httpx.Response],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(warm_start, "_COUNTER_DELAY_S", 0.1)
     plan = deployment(prefill=2)
     engines = Engines(plan)
     engines.answers[engine] = answer
@@ -164,3 +177,88 @@ def test_an_answer_without_kv_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
     engines.moves = False
     with pytest.raises(PdError, match="both answer, but no KV moved by push"):
         introduce(plan, engines)
+
+
+def test_an_error_of_decode_is_a_failure_though_kv_moved() -> None:
+    plan = deployment()
+    engines = Engines(plan)
+
+    def fail() -> httpx.Response:
+        engines.moved.update(("prefill-0", "decode-0"))
+        return httpx.Response(500, text="boom")
+
+    engines.answers["decode-0"] = fail
+    engines.reasons["decode-0"] = "other"
+    with pytest.raises(PdError, match=r"the transfer failed \(other\); decode-0 answered HTTP 500"):
+        introduce(plan, engines)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "why"),
+    [
+        (
+            {"decode-0": "no_handshake"},
+            "decode-0 could not shake hands with prefill-0 at {prefill}; decode-0 answered",
+        ),
+        (
+            {"decode-0": "peer_silent", "prefill-0": "no_handshake"},
+            "prefill-0 could not shake hands with decode-0 at {decode}; decode-0 answered",
+        ),
+        (
+            {"decode-0": "peer_silent"},
+            "decode-0 reached prefill-0 and heard nothing back, as it is where prefill-0 cannot "
+            "reach decode-0 at {decode}; decode-0 answered",
+        ),
+        ({"prefill-0": "write_error"}, "the transfer failed (write_error); decode-0 answered"),
+    ],
+)
+def test_who_could_not_reach_whom_is_said_where_counters_tell(
+    reasons: dict[str, str], why: str
+) -> None:
+    plan = deployment()
+    engines = Engines(plan)
+    engines.reasons = reasons
+    engines.answers["decode-0"] = lambda: httpx.Response(500, text="boom")
+    with pytest.raises(PdError) as caught:
+        introduce(plan, engines)
+    address = {engine.role: f"{engine.host}:{engine.side_channel_port}" for engine in plan.engines}
+    assert f"prefill-0 could not hand a prompt over to decode-0: {why.format(**address)}" in str(
+        caught.value
+    )
+
+
+def test_a_load_that_failed_and_was_recomputed_is_a_failure_with_its_reason() -> None:
+    plan = deployment()
+    engines = Engines(plan)
+    engines.moves = False
+    engines.reasons["decode-0"] = "no_handshake"
+    with pytest.raises(PdError, match=r"could not shake hands .*; both answer, but no KV moved"):
+        introduce(plan, engines)
+
+
+def test_failures_from_before_the_start_explain_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_start, "_COUNTER_DELAY_S", 0.1)
+    plan = deployment()
+    engines = Engines(plan)
+    # Engines of another host may be older than this `up`.
+    engines.reasons["prefill-0"] = "no_handshake"
+    engines.fails_now = False
+    engines.moves = False
+    with pytest.raises(PdError, match="decode-0: both answer, but no KV moved"):
+        introduce(plan, engines)
+
+
+def test_every_pair_of_a_round_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_start, "_COUNTER_DELAY_S", 0.1)
+    plan = deployment(prefill=2, decode=2)
+    engines = Engines(plan)
+    engines.moves = False
+    with pytest.raises(PdError) as caught:
+        introduce(plan, engines)
+    for number in (0, 1):
+        assert f"prefill-{number} could not hand a prompt over to decode-{number}" in str(
+            caught.value
+        )
+        assert f"decode-{number}.log" in (caught.value.where or "")
