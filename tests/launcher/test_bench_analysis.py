@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdlaunch.bench import analysis, answers
-from pdlaunch.bench.answers import TIE_LOGPROB, gap_where_parted, partings
+from pdlaunch.bench import analysis
+from pdlaunch.bench.analysis import Statistic
+from pdlaunch.bench.answers import differences, gap_where_parted
 from pdlaunch.bench.results import (
+    TIE_LOGPROB,
+    Difference,
     Legs,
     Measured,
     Measurement,
@@ -24,6 +27,7 @@ seconds = st.floats(0.001, 100)
 some = st.lists(seconds, min_size=1, max_size=30)
 rounds_of = st.lists(some, min_size=1, max_size=4)
 LOAD = "short x1"
+STATISTICS: tuple[Statistic, ...] = ("median", "mean")
 
 
 def request(
@@ -109,8 +113,8 @@ def test_nothing_has_no_percentiles() -> None:
 @settings(deadline=None)
 @given(rounds_of)
 def test_the_ratio_of_values_to_themselves_is_one(rounds: list[list[float]]) -> None:
-    for ratio_of in (analysis.median_ratio, analysis.mean_ratio):
-        found = ratio_of(rounds, rounds)
+    for of in STATISTICS:
+        found = analysis.ratio(rounds, rounds, of=of)
         assert found is not None
         value, low, high = found
         assert value == pytest.approx(1) and low <= 1 + 1e-9 and high >= 1 - 1e-9
@@ -122,43 +126,46 @@ def test_a_ratio_scales_with_its_values_and_so_does_its_interval(
     rounds: list[list[float]], factor: float
 ) -> None:
     scaled = [[factor * value for value in each] for each in rounds]
-    plain = analysis.median_ratio(rounds, rounds)
-    found = analysis.median_ratio(scaled, rounds)
-    assert plain is not None and found is not None
-    assert found == pytest.approx([factor * each for each in plain])
+    for of in STATISTICS:
+        plain = analysis.ratio(rounds, rounds, of=of)
+        found = analysis.ratio(scaled, rounds, of=of)
+        assert plain is not None and found is not None
+        assert found == pytest.approx([factor * each for each in plain])
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(some, some), min_size=1, max_size=4))
 def test_an_interval_is_the_same_every_time(rounds: list[tuple[list[float], list[float]]]) -> None:
     mine, theirs = [a for a, _ in rounds], [b for _, b in rounds]
-    assert analysis.median_ratio(mine, theirs) == analysis.median_ratio(mine, theirs)
+    assert analysis.ratio(mine, theirs, of="mean") == analysis.ratio(mine, theirs, of="mean")
 
 
 def test_drift_that_hits_both_sides_does_not_widen_an_interval() -> None:
     # Every round is slower than the one before it, for both.
     mine = [[level * 1.0] * 9 for level in (1, 2, 4)]
     theirs = [[level * 2.0] * 9 for level in (1, 2, 4)]
-    assert analysis.mean_ratio(mine, theirs) == pytest.approx((0.5, 0.5, 0.5))
+    assert analysis.ratio(mine, theirs, of="mean") == pytest.approx((0.5, 0.5, 0.5))
 
 
 def test_a_clear_difference_has_an_interval_without_one() -> None:
     mine = [[1.0, 1.1, 0.9, 1.05], [1.0, 0.95, 1.1, 1.0]]
     theirs = [[2.0, 2.1, 1.9, 2.0], [2.1, 1.95, 2.2, 2.0]]
-    found = analysis.median_ratio(mine, theirs)
+    found = analysis.ratio(mine, theirs, of="median")
     assert found is not None
     value, low, high = found
     assert 0.4 < low < value < high < 0.6
 
 
 def test_rounds_without_answers_on_one_side_count_for_neither() -> None:
-    assert analysis.median_ratio([[1.0], []], [[2.0], [9.0]]) == pytest.approx((0.5, 0.5, 0.5))
-    assert analysis.median_ratio([[]], [[1.0]]) is None
+    for of in STATISTICS:
+        found = analysis.ratio([[1.0], []], [[2.0], [9.0]], of=of)
+        assert found == pytest.approx((0.5, 0.5, 0.5))
+        assert analysis.ratio([[]], [[1.0]], of=of) is None
 
 
 def test_there_is_no_ratio_to_a_handover_of_nothing() -> None:
-    assert analysis.mean_ratio([[1.0]], [[0.0]]) is None
-    assert analysis.mean_ratio([[1.0]], [[-0.1]]) is None
+    assert analysis.ratio([[1.0]], [[0.0]], of="mean") is None
+    assert analysis.ratio([[1.0]], [[-0.1]], of="mean") is None
 
 
 def test_the_handover_is_ttft_less_what_prefill_reports() -> None:
@@ -256,7 +263,7 @@ def test_answers_are_held_to_those_of_the_same_round_and_prompt() -> None:
     other = measured("pull", [request(text="abc"), request(text="xyw"), FAILED])
     shorter = measured("pull", [request(text="abc", tokens=2), FAILED, FAILED])
     no_reference = measured("push", [request(text="!")], number=1)
-    found = partings([same, other, shorter, no_reference], [alone])
+    found = differences([same, other, shorter, no_reference], [alone])
     assert [(each.subject, each.request, each.answer, each.expected) for each in found] == [
         ("pull", 1, "xyw", "xyz"),
         ("pull", 0, "abc", "abc"),
@@ -282,7 +289,17 @@ def test_bytes_of_an_unfinished_character_share_its_gap() -> None:
 
 
 def test_only_a_gap_that_rounding_can_close_excuses() -> None:
-    parting = answers.Parting("push", LOAD, 0, 0, "a", "b")
-    assert parting.judged(TIE_LOGPROB).is_tie
-    assert not parting.judged(TIE_LOGPROB * 1.01).is_tie
-    assert not parting.judged(None).is_tie
+    def is_tie(gap_logprob: float | None) -> bool:
+        return Difference(
+            subject="push",
+            load=LOAD,
+            round=0,
+            request=0,
+            answer="a",
+            expected="b",
+            gap_logprob=gap_logprob,
+        ).is_tie
+
+    assert is_tie(TIE_LOGPROB)
+    assert not is_tie(TIE_LOGPROB * 1.01)
+    assert not is_tie(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdlaunch import preparation, recipe_loader
-from pdlaunch.bench import client, schedule, workload
+from pdlaunch.bench import client, run, schedule, workload
 from pdlaunch.bench.schedule import MODES, ONE_ENGINE, alone, modes_of
-from pdlaunch.bench.workload import WORKLOADS, Load
+from pdlaunch.bench.workload import (
+    AS_IS,
+    BLOCKS_OF_128,
+    CHUNKS_OF_512,
+    WORKLOADS,
+    Load,
+    Setup,
+)
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan
 from pdlaunch.recipe_loader import Loaded
@@ -72,22 +80,76 @@ def test_loads_longer_than_the_model_are_refused_before_anything_starts() -> Non
 
 
 @given(st.permutations(MODES), st.integers(1, len(MODES)), st.integers(1, 12))
-def test_every_round_brings_each_up_once_and_places_rotate(
+def test_every_round_brings_each_up_once_a_setup_and_places_rotate(
     order: list[str], count: int, rounds: int
 ) -> None:
     modes = modes_of(",".join(order[:count]))
     made = schedule.schedule(modes, EVERYTHING, rounds)
     subjects = {ONE_ENGINE, *modes}
-    assert len(made.visits) == rounds * len(subjects)
-    by_round = [
-        [visit.subject for visit in made.visits if visit.round == number]
-        for number in range(rounds)
+    for setup in {load.setup for load in EVERYTHING}:
+        by_round = [
+            [
+                visit.subject
+                for visit in made.visits
+                if (visit.round, visit.setup) == (number, setup)
+            ]
+            for number in range(rounds)
+        ]
+        here = subjects if setup == setup.on_one_host else subjects - {ONE_ENGINE}
+        assert all(len(each) == len(here) and set(each) == here for each in by_round)
+        places = Counter((subject, each.index(subject)) for each in by_round for subject in each)
+        seen = [places.get((s, place), 0) for s in here for place in range(len(here))]
+        assert setup != setup.on_one_host or max(seen) - min(seen) <= 1
+
+
+def test_each_subject_gets_each_load_once_a_round() -> None:
+    made = schedule.schedule(MODES, EVERYTHING, 2)
+    found = Counter(
+        (visit.round, visit.subject, load.name) for visit in made.visits for load in visit.loads
+    )
+    assert set(found.values()) == {1}
+    assert len(found) == 2 * (len(MODES) + 1) * len(EVERYTHING)
+
+
+def test_one_engine_has_no_link_and_is_brought_up_once_for_both() -> None:
+    near = Load("near", 9, 9, 1, at_once=1)
+    far = replace(near, workload="far", setup=Setup("far", link_mbit_per_s=9))
+    made = schedule.schedule(("push",), (near, far), 1)
+    assert [(visit.subject, str(visit.setup), visit.loads) for visit in made.visits] == [
+        (ONE_ENGINE, "the recipe's", (near, far)),
+        ("push", "the recipe's", (near,)),
+        ("push", "far", (far,)),
     ]
-    assert all(set(each) == subjects for each in by_round)
-    places = Counter((subject, place) for each in by_round for place, subject in enumerate(each))
-    assert max(places.values()) - min(places.get((s, p), 0) for s in subjects for p in range(
-        len(subjects)
-    )) <= 1  # fmt: skip
+
+
+def test_settings_that_a_recipe_has_anyway_bring_nothing_up() -> None:
+    idle, real = Setup("idle", ("a=1",), 5), Setup("real", ("b=2",))
+    loads = (Load("x", 9, 9, 1, 1, setup=idle), Load("y", 9, 9, 1, 1, setup=real))
+    asked: list[tuple[str, ...]] = []
+
+    def is_change(settings: tuple[str, ...]) -> bool:
+        asked.append(settings)
+        return settings == ("b=2",)
+
+    first, second = schedule.without_idle_settings(loads * 2, is_change)[:2]
+    assert first.setup == Setup("idle", (), 5) and second == loads[1]
+    assert asked == [("a=1",), ("b=2",)]
+
+
+def test_setups_change_what_they_say() -> None:
+    for setup in {load.setup for load in EVERYTHING} - {AS_IS}:
+        changed = loaded(*setup.settings).recipe
+        plan = run.plan_of(loaded(), (), "push", setup)
+        assert changed.decode.block_size_tokens == plan.largest_block_tokens
+    blocks = run.plan_of(loaded(), (), "push", BLOCKS_OF_128)
+    assert all(
+        process.argv[process.argv.index("--block-size") + 1] == "128" for process in blocks.engines
+    )
+    # What the user set holds beside it.
+    chunks = run.plan_of(loaded(), ("decode.args.seed=7",), "pull", CHUNKS_OF_512)
+    (prefill,), (decode,) = chunks.of_role("prefill"), chunks.of_role("decode")
+    assert prefill.argv[prefill.argv.index("--max-num-batched-tokens") + 1] == "512"
+    assert decode.argv[decode.argv.index("--seed") + 1] == "7"
 
 
 def test_no_two_loads_or_rounds_have_the_same_prompts() -> None:
@@ -97,8 +159,41 @@ def test_no_two_loads_or_rounds_have_the_same_prompts() -> None:
 
 
 def test_quick_takes_less_than_ten_minutes_of_two_cores() -> None:
-    quick = schedule.schedule(MODES, workload.select((), quick=True), 2)
-    assert quick.expected_s < 600
+    quick = schedule.schedule(MODES, workload.select((), quick=True), 2, within_s=600)
+    assert {visit.setup for visit in quick.visits} == {AS_IS}
+    first_s = sum(visit.expected_s for visit in quick.visits if not visit.round)
+    # Half as fast as a first idea has it, it ends in time; faster, it has a second round.
+    assert first_s < 600 / 1.5 and not quick.has_time_for(1, 1.5 * first_s)
+    assert quick.has_time_for(1, 0.9 * first_s)
+
+
+def test_a_round_that_would_end_too_late_is_left_out() -> None:
+    made = schedule.schedule(("push",), EVERYTHING[:1], 3, within_s=600)
+    assert made.has_time_for(0, 0.0)
+    assert made.has_time_for(1, 300.0) and not made.has_time_for(1, 301.0)
+    assert made.has_time_for(2, 400.0) and not made.has_time_for(2, 401.0)
+    assert replace(made, within_s=None).has_time_for(2, 1e6)
+
+
+def test_more_loads_rounds_and_modes_take_longer() -> None:
+    def expected_s(count: int, rounds: int, modes: int) -> float:
+        return schedule.schedule(MODES[:modes], EVERYTHING[:count], rounds).expected_s
+
+    for count, rounds, modes in product((1, 3), (1, 2), (1, 2)):
+        base_s = expected_s(count, rounds, modes)
+        assert expected_s(count + 1, rounds, modes) > base_s
+        assert expected_s(count, rounds + 1, modes) == pytest.approx(base_s / rounds * (rounds + 1))
+        assert expected_s(count, rounds, modes + 1) > base_s
+
+
+def test_a_run_is_paced_by_what_it_took_so_far() -> None:
+    made = schedule.schedule(("push",), EVERYTHING[:1], 2)
+    one_s = made.visits[0].expected_s
+    assert f"about {made.expected_s / 60:.0f} min left" in run.progress(made, 0, 0.0)
+    slow = run.progress(made, 1, 10 * one_s)
+    rest_s = 10 * sum(visit.expected_s for visit in made.visits[1:])
+    assert slow.startswith("2 of 4: push, the recipe's, round 1 of 2")
+    assert f"about {rest_s / 60:.0f} min left" in slow
 
 
 def test_an_open_loop_takes_as_long_as_its_requests_need_to_arrive() -> None:

@@ -107,7 +107,6 @@ def test_wrong_answers_come_first_and_cannot_break_the_page(recorded: Results) -
         answer="</pre><script>alert(1)</script>",
         expected="fine",
         gap_logprob=2.0,
-        is_tie=False,
     )
     page = Page(report.html(recorded.model_copy(update={"differences": (wrong,)})))
     assert "script" not in page.tags

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ _GOOD_TPOT_OF_ONE_ENGINE = 2.0
 # Statistics that a ratio may be of, as tables call them.
 TTFT, SECOND, TPOT, E2E = "TTFT", "second token", "TPOT", "end to end"
 HANDOVER, THROUGHPUT = "handover", "requests/s"
+AFTER_PREFILL = "prefill's end to second token"
+RUNNING_TPOT, DESCRIPTORS = "TPOT of running decodes", "descriptors"
+Statistic = Literal["median", "mean"]
 _OF_REQUEST: dict[str, Callable[[Request], float | None]] = {
     TTFT: lambda request: request.ttft_s,
     SECOND: lambda request: request.second_token_s,
@@ -78,6 +81,8 @@ class Row:
     second_token: Spread | None
     tpot: Spread | None
     itl: Spread | None
+    # Of the long answers that decode gave to others meanwhile, a mean.
+    running_tpot_s: float | None
     e2e: Spread | None
     requests_per_s: float
     # Requests a second that are good enough; None where there is nothing to measure it by.
@@ -117,6 +122,8 @@ class IdleCost:
     subject: Measured
     role: str
     cores: float
+    # All wait for one slow transfer, rather than for nothing.
+    is_waiting: bool = False
 
 
 def rows(results: Results) -> list[Row]:
@@ -137,14 +144,32 @@ def ratios(results: Results) -> list[Ratio]:
         ONE_ENGINE,
         FLOOR,
     )
-    found = []
-    for load, other in itertools.product(results.loads.values(), others):
-        mine, theirs = results.of(OURS, load.name), results.of(other, load.name)
-        whats = [TTFT] if other == FLOOR else [TTFT, HANDOVER, SECOND, TPOT, E2E, THROUGHPUT]
-        for what in whats:
-            if (ratio := _ratio(load.name, what, other, mine, theirs)) is not None:
-                found.append(ratio)
-    return found
+    return [
+        ratio
+        for load, other in itertools.product(results.loads, others)
+        for what in ([TTFT] if other == FLOOR else [TTFT, HANDOVER, SECOND, TPOT, E2E, THROUGHPUT])
+        if (ratio := ratio_of(results, load, what, other)) is not None
+    ]
+
+
+def ratio_of(results: Results, load: str, what: str, other: Measured) -> Ratio | None:
+    """Ours against one other in one figure; None where either lacks it."""
+    mine, theirs = results.of(OURS, load), results.of(other, load)
+    rounds = sorted({one.round for one in mine} & {one.round for one in theirs})
+    ours = [one for number in rounds for one in mine if one.round == number]
+    others = [one for number in rounds for one in theirs if one.round == number]
+    of_round = _OF_ROUND.get(what)
+    values = of_round or (lambda one: _values(one, what))
+    found = ratio(
+        [values(one) for one in ours],
+        [values(one) for one in others],
+        of="mean" if of_round else "median",
+    )
+    if found is None:
+        return None
+    value, low, high = found
+    is_known = of_round is None or len(rounds) > 1
+    return Ratio(load, what, other, value, (low, high) if is_known else None)
 
 
 def others_cores(results: Results) -> float:
@@ -155,12 +180,23 @@ def others_cores(results: Results) -> float:
 
 def idle_costs(results: Results) -> list[IdleCost]:
     """Means over the rounds."""
-    taken: dict[tuple[Measured, str], list[float]] = {}
+    taken: dict[tuple[bool, Measured, str], list[float]] = {}
     for one in results.idle:
         for role, cpu_s in one.cpu_s.items():
-            taken.setdefault((one.subject, role), []).append(cpu_s / one.seconds)
+            key = one.is_waiting, one.subject, role
+            taken.setdefault(key, []).append(cpu_s / one.seconds)
     return [
-        IdleCost(subject, role, float(np.mean(each))) for (subject, role), each in taken.items()
+        IdleCost(subject, role, float(np.mean(each)), is_waiting)
+        for (is_waiting, subject, role), each in sorted(taken.items(), key=lambda item: item[0][0])
+    ]
+
+
+def pair_cores(results: Results, *, is_waiting: bool) -> list[float]:
+    """Cores that prefill and decode of ours take together while they do nothing, each time."""
+    return [
+        sum(cpu_s for role, cpu_s in one.cpu_s.items() if role != "router") / one.seconds
+        for one in results.idle
+        if one.subject == OURS and one.is_waiting == is_waiting
     ]
 
 
@@ -173,42 +209,24 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(array.size, float(array.mean()), p50, p90, p99)
 
 
-def median_ratio(
-    mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
+def ratio(
+    mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], *, of: Statistic
 ) -> tuple[float, float, float] | None:
-    """Ratio of medians over rounds of values, and its interval; None where there is no ratio."""
+    """Ratio over rounds of values, and its interval; None where there is no ratio."""
     both = _paired(mine, theirs)
     if both is None:
         return None
+    statistic = np.median if of == "median" else np.mean
     rng = np.random.default_rng(_SEED)
     ours, others = both
     chosen = rng.integers(len(ours), size=(_RESAMPLES, len(ours)))
-    above, below = (np.median(_resampled(rng, each, chosen), axis=1) for each in (ours, others))
-    return _interval(
-        float(np.median(np.concatenate(ours))),
-        float(np.median(np.concatenate(others))),
-        above,
-        below,
-    )
-
-
-def mean_ratio(
-    mine: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
-) -> tuple[float, float, float] | None:
-    """The same of means, each round counting the same."""
-    both = _paired(mine, theirs)
-    if both is None:
+    above, below = (statistic(_resampled(rng, each, chosen), axis=1) for each in both)
+    if statistic(np.concatenate(others)) <= 0 or np.any(below <= 0):
         return None
-    rng = np.random.default_rng(_SEED)
-    ours, others = both
-    chosen = rng.integers(len(ours), size=(_RESAMPLES, len(ours)))
-    above, below = (_resampled(rng, each, chosen).mean(axis=1) for each in (ours, others))
-    return _interval(
-        float(np.mean([each.mean() for each in ours])),
-        float(np.mean([each.mean() for each in others])),
-        above,
-        below,
-    )
+    tail = 100 * (1 - _CONFIDENCE) / 2
+    low, high = np.percentile(above / below, (tail, 100 - tail))
+    value = statistic(np.concatenate(ours)) / statistic(np.concatenate(others))
+    return float(value), float(low), float(high)
 
 
 def _paired(
@@ -237,42 +255,6 @@ def _resampled(
     return values.reshape(len(chosen), -1)
 
 
-def _interval(
-    ours: float, others: float, above: Floats, below: Floats
-) -> tuple[float, float, float] | None:
-    if others <= 0 or np.any(below <= 0):
-        return None
-    tail = 100 * (1 - _CONFIDENCE) / 2
-    low, high = np.percentile(above / below, (tail, 100 - tail))
-    return ours / others, float(low), float(high)
-
-
-def _ratio(
-    load: str,
-    what: str,
-    other: Measured,
-    mine: Sequence[Measurement],
-    theirs: Sequence[Measurement],
-) -> Ratio | None:
-    rounds = sorted({one.round for one in mine} & {one.round for one in theirs})
-    if not rounds:
-        return None
-    ours = [one for number in rounds for one in mine if one.round == number]
-    others = [one for number in rounds for one in theirs if one.round == number]
-    of_round = _OF_ROUND.get(what)
-    if of_round is not None:
-        found = mean_ratio([of_round(one) for one in ours], [of_round(one) for one in others])
-    else:
-        found = median_ratio(
-            [_values(one, what) for one in ours], [_values(one, what) for one in others]
-        )
-    if found is None:
-        return None
-    value, low, high = found
-    is_known = of_round is None or len(rounds) > 1
-    return Ratio(load, what, other, value, (low, high) if is_known else None)
-
-
 def _values(one: Measurement, what: str) -> list[float]:
     of_request = _OF_REQUEST[what]
     return [value for each in one.answered if (value := of_request(each)) is not None]
@@ -285,10 +267,36 @@ def _mean_handover_s(one: Measurement) -> list[float]:
     return [float(np.mean([each.ttft_s for each in one.answered])) - one.prefill.e2e_s]
 
 
+def _after_prefill_s(one: Measurement) -> list[float]:
+    """One value, of means: from the end of prefill to the second token."""
+    seconds = _values(one, SECOND)
+    if one.prefill is None or not one.prefill.count or not seconds:
+        return []
+    return [float(np.mean(seconds)) - one.prefill.e2e_s]
+
+
+def _running_tpot_s(one: Measurement) -> list[float]:
+    return [] if one.running_tpot_s is None else [one.running_tpot_s]
+
+
+def _descriptors(one: Measurement) -> list[float]:
+    moved = one.moved
+    return [moved.descriptors / moved.transfers] if moved is not None and moved.transfers else []
+
+
+# Figures that a round has one of, at most.
 _OF_ROUND: dict[str, Callable[[Measurement], list[float]]] = {
     HANDOVER: _mean_handover_s,
     THROUGHPUT: lambda one: [len(one.answered) / one.took_s],
+    AFTER_PREFILL: _after_prefill_s,
+    RUNNING_TPOT: _running_tpot_s,
+    DESCRIPTORS: _descriptors,
 }
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    array = np.fromiter(values, dtype=np.float64)
+    return float(array.mean()) if array.size else None
 
 
 def _row(results: Results, load: str, subject: Measured, found: Sequence[Measurement]) -> Row:
@@ -315,6 +323,7 @@ def _row(results: Results, load: str, subject: Measured, found: Sequence[Measure
         second_token=spread(v for v in (r.second_token_s for r in answered) if v is not None),
         tpot=spread(v for v in (r.tpot_s for r in answered) if v is not None),
         itl=spread(gap_s for request in answered for gap_s in request.itl_s),
+        running_tpot_s=_mean(value for one in found for value in _running_tpot_s(one)),
         e2e=spread(request.latency_s for request in answered),
         requests_per_s=len(answered) / took_s,
         goodput_per_s=_goodput(results, load, answered, took_s) if subject != FLOOR else None,

@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import httpx
 
 from pdlaunch import readiness
-from pdlaunch.bench.results import Difference, Measured, Measurement
+from pdlaunch.bench.results import Difference, Measurement
 from pdlaunch.errors import PdError
 from pdlaunch.plan import DeploymentPlan
 
-# Sums are rounded in another order when a prompt is cut elsewhere or runs in other company: tokens
-# whose log probabilities are closer than this in float32 may change places.
-TIE_LOGPROB = 1e-3
 _REQUEST_TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True)
-class Parting:
-    """An answer that is not what one engine says to the same prompt."""
-
-    subject: Measured
-    load: str
-    round: int
-    request: int
-    answer: str
-    expected: str
-
-    def judged(self, gap_logprob: float | None) -> Difference:
-        is_tie = gap_logprob is not None and gap_logprob <= TIE_LOGPROB
-        return Difference(**vars(self), gap_logprob=gap_logprob, is_tie=is_tie)
-
-
-def partings(
+def differences(
     measurements: Iterable[Measurement], reference: Iterable[Measurement]
-) -> list[Parting]:
+) -> list[Difference]:
     """Where answers of one load in one round differ; requests without an answer are left out."""
     known = {(one.load, one.round): one for one in reference}
     return [
-        Parting(one.subject, one.load, one.round, number, got.text, expected.text)
+        Difference(
+            subject=one.subject,
+            load=one.load,
+            round=one.round,
+            request=number,
+            answer=got.text,
+            expected=expected.text,
+        )
         for one in measurements
         if (one.load, one.round) in known
         for number, (got, expected) in enumerate(

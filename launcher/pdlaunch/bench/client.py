@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from pdlaunch.plan import DeploymentPlan
 _SCRIPT = "bench_loads.py"
 _CLOSE_WITHIN_S = 10.0
 _MICROSECOND_DIGITS = 6
+_SAMPLING_SEED = 7
 
 
 class Client:
@@ -154,6 +154,8 @@ def arguments(load: Load, plan: DeploymentPlan, dataset: Path, *, seed: int) -> 
 def sending(load: Load, url: str, result: Path, *, salt: str) -> list[str]:
     """What it gets of where to send them, how, and where the result goes."""
     body: dict[str, Any] = {"cache_salt": salt, "skip_special_tokens": False}
+    if load.temperature:
+        body["seed"] = _SAMPLING_SEED
     pace = (
         ("--request-rate", f"{load.requests_per_s:g}")
         if load.requests_per_s is not None
@@ -163,7 +165,8 @@ def sending(load: Load, url: str, result: Path, *, salt: str) -> list[str]:
         *("--base-url", url, "--endpoint", "/v1/completions", *pace),
         # Engines pair the legs of a request by its id: none comes twice.
         *("--request-id-prefix", f"bench-{secrets.token_hex(6)}-"),
-        *("--temperature", "0", "--ignore-eos", "--extra-body", json.dumps(body)),
+        *("--temperature", f"{load.temperature:g}", "--ignore-eos"),
+        *("--extra-body", json.dumps(body)),
         *("--save-result", "--save-detailed", "--disable-tqdm"),
         *("--result-dir", str(result.parent), "--result-filename", result.name),
     ]
@@ -194,14 +197,12 @@ def parse(found: Mapping[str, Any]) -> tuple[float, list[Request]]:
 def trace(load: Load, seed: int) -> str:
     """Lines of a trace. A prompt is drawn from one number, or two where a part of it is cached."""
     first = seed * 2 * load.requests
-    draw = random.Random(seed)  # noqa: S311 - lengths, and the same ones every time
-    shortest = load.shortest_answer_tokens or load.answer_tokens
     lines = []
     for number in range(first, first + 2 * load.requests, 2):
         entry = {
             "timestamp": 0,
             "input_length": load.prompt_tokens,
-            "output_length": draw.randint(shortest, load.answer_tokens),
+            "output_length": load.answer_tokens,
             "hash_ids": [number, number + 1] if load.cached_tokens else [number],
         }
         lines.append(json.dumps(entry))

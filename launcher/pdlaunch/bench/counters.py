@@ -95,6 +95,16 @@ def cache_size(metrics: Metrics) -> tuple[int, int]:
     return 0, 0
 
 
+def tokens(metrics: Metrics) -> float:
+    """Tokens that an engine has generated so far."""
+    return metrics.value("vllm:generation_tokens_total")
+
+
+def legs_ended(metrics: Metrics) -> float:
+    """Requests that an engine has ended so far."""
+    return metrics.value(f"{_E2E}_count")
+
+
 def cpu_s(plan: DeploymentPlan) -> dict[ProcessRole, float]:
     """CPU seconds so far of each role's processes, those that they started included."""
     taken: dict[ProcessRole, float] = {}

@@ -27,6 +27,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("handover_s", "handover", "#d55e00"),
 )
 _PANEL_INCHES = (4.2, 3.2)
+_ACROSS = 4
 _BAR_INCHES = 0.24
 _PANEL_MARGIN_INCHES = 0.55
 _ASIDE = 1.04
@@ -37,13 +38,18 @@ def over_concurrency(
     results: Results, rows: Sequence[Row], what: str, of_row: Callable[[Row], Spread | None]
 ) -> str | None:
     """Medians over the number at a time, up to p90, a panel a workload; None without any."""
-    loads = list(results.loads.values())
-    workloads = list(dict.fromkeys(load.workload for load in loads if load.at_once))
+    loads = [load for load in results.loads.values() if load.at_once]
+    workloads = list(dict.fromkeys(load.workload for load in loads))
     if not workloads:
         return None
+    across = min(_ACROSS, len(workloads))
+    down = -(-len(workloads) // across)
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width * len(workloads), height), layout="constrained")
-    panels = figure.subplots(1, len(workloads), squeeze=False)[0]
+    figure = Figure(figsize=(width * across, height * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).ravel()
+    for panel in panels[len(workloads) :]:
+        panel.remove()
+    panels = panels[: len(workloads)]
     for panel, workload in zip(panels, workloads, strict=True):
         at_once = {
             load.name: load.at_once for load in loads if load.workload == workload and load.at_once
@@ -57,9 +63,16 @@ def over_concurrency(
         panel.minorticks_off()
         panel.set_xlim(ticks[0] / _AROUND, ticks[-1] * _AROUND)
         panel.set_ylim(bottom=0)
-    panels[0].set_ylabel(f"{what}, ms")
+    for panel in panels[::across]:
+        panel.set_ylabel(f"{what}, ms")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return _svg(figure, what)
+
+
+def alone(svg: str) -> str:
+    """A plot as a file of its own, readable on dark pages too."""
+    at = svg.index(">") + 1
+    return f'{svg[:at]}<rect width="100%" height="100%" fill="#ffffff"/>{svg[at:]}'
 
 
 def handovers(rows: Sequence[Row]) -> str | None:

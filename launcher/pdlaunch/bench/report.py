@@ -10,11 +10,33 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pdlaunch.bench import analysis, plots, tables
 from pdlaunch.bench.analysis import Row, Spread
 from pdlaunch.bench.results import Results
+from pdlaunch.errors import PdError
 
 _OVER_CONCURRENCY: tuple[tuple[str, Callable[[Row], Spread | None]], ...] = (
     ("Time to first token", lambda row: row.ttft),
     ("End to end", lambda row: row.e2e),
 )
+
+
+def svg(results: Results) -> str:
+    """The one plot for a page of somebody's own: the time to the first token, part by part."""
+    rows = [row for row in analysis.rows(results) if row.handover is not None]
+    drawn = plots.handovers(rows)
+    if drawn is None:
+        raise PdError(
+            "no pair was measured, and there is nothing to draw",
+            next_step="measure a transfer mode: --modes push,pull",
+        )
+    return plots.alone(drawn)
+
+
+def markdown(results: Results) -> str:
+    """The tables for such a page: what must hold, and what users wait for."""
+    rows = analysis.rows(results)
+    sheets = (tables.of_bars(results.bars), tables.of_first_tokens(rows), tables.of_answers(rows))
+    return "\n".join(
+        f"{sheet.title}\n\n{tables.for_markdown(sheet)}" for sheet in sheets if sheet.rows
+    )
 
 
 def html(results: Results) -> str:
@@ -42,5 +64,4 @@ def html(results: Results) -> str:
         drawn=[(what, svg) for what, svg in drawn if svg is not None],
         handovers=plots.handovers(pairs),
         sheets=tables.of_results(results),
-        names=tables.NAMES,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -11,6 +12,9 @@ from pdlaunch.bench.workload import Load
 from pdlaunch.plan import ProcessRole, TransferMode
 
 FLOOR: Final = "floor"
+# Sums are rounded in another order when a prompt is cut elsewhere or runs in other company: tokens
+# whose log probabilities are closer than this in float32 may change places.
+TIE_LOGPROB: Final = 1e-3
 # What a measurement is of: a deployment, or the same prompts for one token on one engine.
 Measured = Literal["push", "pull", "push-upstream", "one-engine", "floor"]
 
@@ -88,6 +92,8 @@ class Measurement(_Data):
     prefill: Legs | None = None
     decode: Legs | None = None
     moved: Moved | None = None
+    # Of the long answers that decode gave to others meanwhile: seconds a token, the mean.
+    running_tpot_s: float | None = None
 
     @property
     def answered(self) -> list[Request]:
@@ -95,12 +101,13 @@ class Measurement(_Data):
 
 
 class Idle(_Data):
-    """What a deployment takes while nobody asks anything."""
+    """What a deployment takes while nobody asks anything, or while all wait for one transfer."""
 
     subject: Subject
     round: int
     seconds: float
     cpu_s: dict[ProcessRole, float]
+    is_waiting: bool = False
 
 
 class Difference(_Data):
@@ -113,9 +120,36 @@ class Difference(_Data):
     answer: str
     expected: str
     # By how much the engine preferred its own token where the two part; None where not asked.
-    gap_logprob: float | None
-    # So close that the order of a sum decides: no error.
-    is_tie: bool
+    gap_logprob: float | None = None
+
+    @property
+    def is_tie(self) -> bool:
+        """So close that the order of a sum decides: no error."""
+        return self.gap_logprob is not None and self.gap_logprob <= TIE_LOGPROB
+
+
+class LeftOut(_Data):
+    """Loads that were asked for and could not be measured here."""
+
+    loads: tuple[str, ...]
+    reason: str
+
+
+class Bar(_Data):
+    """One thing that must hold, under one load against one other, and whether it does."""
+
+    what: str
+    load: str
+    # Empty where the figure is ours alone.
+    other: str
+    bound: str
+    # None where it was not measured.
+    figure: float | None = None
+    low: float | None = None
+    high: float | None = None
+    is_met: bool | None = None
+    # Why there is no figure, or what else to know of it.
+    note: str = ""
 
 
 class Results(_Data):
@@ -140,6 +174,11 @@ class Results(_Data):
     # Whether all was measured and compared; else it is what there was when the run ended.
     is_complete: bool = True
     differences: tuple[Difference, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    # How long each deployment took to come up, in the order of the visits.
+    bring_up_s: tuple[float, ...] = ()
+    # What must hold of push; made of all that is above.
+    bars: tuple[Bar, ...] = ()
 
     @property
     def is_identical(self) -> bool:
@@ -149,10 +188,14 @@ class Results(_Data):
     @property
     def compared_answers(self) -> int:
         """Answers of pairs that one engine has answered as well."""
+        return self.compared_answers_of(self.modes)
+
+    def compared_answers_of(self, subjects: Sequence[Measured]) -> int:
+        """The same of some pairs."""
         return sum(
             got.ok and expected.ok
             for one in self.measurements
-            if one.subject in self.modes
+            if one.subject in subjects
             for reference in self.of("one-engine", one.load)
             if reference.round == one.round
             for got, expected in zip(one.requests, reference.requests, strict=True)

@@ -8,41 +8,48 @@ import platform
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
 
-from pdlaunch import __version__, engine, preparation, readiness
-from pdlaunch.bench import answers, counters
-from pdlaunch.bench.answers import Parting
+from pdlaunch import __version__, engine, preparation, readiness, recipe_loader
+from pdlaunch.bench import answers, bars, counters, scatter
 from pdlaunch.bench.client import Client, client
+from pdlaunch.bench.link import Link, link
 from pdlaunch.bench.results import (
     FLOOR,
     Difference,
     Idle,
+    LeftOut,
     Measured,
     Measurement,
     Results,
 )
-from pdlaunch.bench.running import Running, running
+from pdlaunch.bench.running import running
 from pdlaunch.bench.schedule import ONE_ENGINE, Schedule, Subject, Visit, alone
-from pdlaunch.bench.workload import Load, scattering
+from pdlaunch.bench.workload import AS_IS, Load, Setup
 from pdlaunch.console import Reporter
-from pdlaunch.engine_metrics import scrape_all
+from pdlaunch.engine_metrics import scrape, scrape_all
 from pdlaunch.errors import PdError
 from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole
 from pdlaunch.recipe_loader import Loaded
 from pdlaunch.supervisor import Signals
 
 _SETTLE_S = 2.0
-_IDLE_S = 4.0
+_IDLE_S = 6.0
 _WARM_UP_REQUESTS = 2
 # No load's prompts: they are drawn from rounds from 0.
 _WARM_UP_SEED = 1_000_003
 _BUSY_PROMPT_TOKENS, _BUSY_ANSWER_TOKENS = 16, 2048
+# So slow that one transfer outlasts a look at what a pair takes while it waits: 60 MB take 12 s.
+_CRAWL_MBIT_PER_S = 40
+_CRAWL_PROMPT_TOKENS, _CRAWL_ANSWER_TOKENS = 2000, 2
+_CRAWL_SETTLE_S, _CRAWL_S = 1.0, 5.0
+_CRAWL_WITHIN_S = 120.0
+_POLL_S = 0.1
 # What computes log probabilities is compiled on first use, for a minute, unless told not to.
 _NO_COMPILATION = {"TORCHDYNAMO_DISABLE": "1"}
 
@@ -51,6 +58,7 @@ _NO_COMPILATION = {"TORCHDYNAMO_DISABLE": "1"}
 class _Found:
     measurements: list[Measurement] = field(default_factory=list)
     idle: list[Idle] = field(default_factory=list)
+    bring_up_s: list[float] = field(default_factory=list)
     cores: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -59,6 +67,7 @@ def run(
     schedule: Schedule,
     settings: Sequence[str],
     *,
+    left_out: Sequence[LeftOut],
     reporter: Reporter,
     interrupts: Signals,
     keep: Callable[[Results], None],
@@ -66,13 +75,15 @@ def run(
     """Measure; everything is taken down again, however it ends.
 
     Args:
+        settings: KEY=VALUE of which the recipe was loaded.
+        left_out: what was asked for and is no part of the schedule.
         keep: called after each deployment with what there is so far, for a run may take an hour.
     """
     started_unix_s, started_s = time.time(), time.monotonic()
     built = engine.planned(loaded.recipe.engine.variant)
 
     def results(found: _Found, differences: Sequence[Difference] | None) -> Results:
-        return Results(
+        made = Results(
             pdlaunch_version=__version__,
             engine_version=built.version,
             recipe=loaded.recipe.name,
@@ -82,27 +93,36 @@ def run(
             cores=found.cores,
             started_unix_s=started_unix_s,
             took_s=time.monotonic() - started_s,
-            rounds=schedule.rounds,
+            rounds=len({one.round for one in found.measurements}),
             modes=schedule.modes,
             loads={load.name: load for load in schedule.loads},
             measurements=tuple(found.measurements),
             idle=tuple(found.idle),
             is_complete=differences is not None,
             differences=tuple(differences or ()),
+            left_out=tuple(left_out),
+            bring_up_s=tuple(found.bring_up_s),
         )
+        return made.model_copy(update={"bars": bars.of(made)})
 
     with (
         tempfile.TemporaryDirectory(prefix="pdlaunch-bench-") as folder,
         client(built, Path(folder)) as sender,
     ):
-        carried_out = _Run(loaded, schedule, sender, reporter, interrupts)
+        carried_out = _Run(
+            loaded, settings, schedule, sender=sender, reporter=reporter, interrupts=interrupts
+        )
         for found in carried_out.measure():
             keep(results(found, None))
         return results(carried_out.found, carried_out.differences())
 
 
-def plan_of(loaded: Loaded, subject: Subject) -> DeploymentPlan:
+def plan_of(
+    loaded: Loaded, settings: Sequence[str], subject: Subject, setup: Setup = AS_IS
+) -> DeploymentPlan:
     """The deployment of a subject: a pair of one mode, or the prefill engine as one engine."""
+    if setup.settings:
+        loaded = recipe_loader.load(loaded.path, (*settings, *setup.settings))
     recipe = loaded.recipe
     update: dict[str, object] = {"name": f"bench-{subject}"}
     if subject != ONE_ENGINE:
@@ -130,12 +150,15 @@ class _Run:
     def __init__(
         self,
         loaded: Loaded,
+        settings: Sequence[str],
         schedule: Schedule,
+        *,
         sender: Client,
         reporter: Reporter,
         interrupts: Signals,
     ) -> None:
         self._loaded = loaded
+        self._settings = settings
         self._schedule = schedule
         self._sender = sender
         self._reporter = reporter
@@ -146,34 +169,65 @@ class _Run:
         """Visit by visit; what there is after each."""
         started_s = time.monotonic()
         for done, visit in enumerate(self._schedule.visits):
-            self._reporter.status(_progress(self._schedule, done, time.monotonic() - started_s))
-            plan = plan_of(self._loaded, visit.subject)
-            self.found.cores |= {process.name: process.cores for process in plan.engines}
-            with self._running(plan) as up:
-                measured = _Visit(visit, up.plan, self._sender, self._reporter, self.found)
-                up.run(measured.measure(self._schedule))
+            took_s = time.monotonic() - started_s
+            begins = not done or visit.round > self._schedule.visits[done - 1].round
+            if begins and not self._schedule.has_time_for(visit.round, took_s):
+                self._reporter.warning(
+                    f"round {visit.round + 1} is left out: it would end after more than "
+                    f"{(self._schedule.within_s or 0.0) / 60:.0f} minutes"
+                )
+                return
+            self._reporter.status(progress(self._schedule, done, took_s))
+            self._visit(visit)
             yield self.found
+
+    def _visit(self, visit: Visit) -> None:
+        plan = plan_of(self._loaded, self._settings, visit.subject, visit.setup)
+        with ExitStack() as stack:
+            between: Link | None = None
+            if visit.setup.link_mbit_per_s is not None:
+                between = stack.enter_context(link(visit.setup.link_mbit_per_s))
+                plan = between.joined(plan)
+            self.found.cores |= {process.name: process.cores for process in plan.engines}
+            started_s = time.monotonic()
+            up = stack.enter_context(running(plan, self._reporter, self._interrupts))
+            self.found.bring_up_s.append(round(time.monotonic() - started_s, 1))
+            here = _Visit(
+                visit,
+                up.plan,
+                between,
+                sender=self._sender,
+                reporter=self._reporter,
+                found=self.found,
+            )
+            up.run(here.measure(self._schedule))
 
     def differences(self) -> list[Difference]:
         """Compare all answers; bring one engine up again to ask about those that differ."""
         found = self.found.measurements
-        parted = answers.partings(
+        parted = answers.differences(
             (one for one in found if one.subject in self._schedule.modes),
             (one for one in found if one.subject == ONE_ENGINE),
         )
-        if not parted:
-            return []
+        loads = {load.name: load for load in self._schedule.loads}
+        # How close a call was is known of a best token only, not of a drawn one.
+        askable = [each for each in parted if not loads[each.load].temperature]
+        if not askable:
+            return parted
         self._reporter.warning(
             f"{len(parted)} answers differ from one engine's; asking it how close a call that was"
         )
-        plan = plan_of(self._loaded, ONE_ENGINE)
+        plan = plan_of(self._loaded, self._settings, ONE_ENGINE)
         (process,) = plan.processes
         process = process.model_copy(update={"env": {**process.env, **_NO_COMPILATION}})
-        with self._running(plan.model_copy(update={"processes": (process,)})) as up:
-            return up.run(self._judge(up.plan, parted))
+        plan = plan.model_copy(update={"processes": (process,)})
+        with running(plan, self._reporter, self._interrupts) as up:
+            judged = up.run(self._judge(up.plan, loads, askable))
+        return [each for each in parted if each not in askable] + judged
 
-    async def _judge(self, plan: DeploymentPlan, parted: Sequence[Parting]) -> list[Difference]:
-        loads = {load.name: load for load in self._schedule.loads}
+    async def _judge(
+        self, plan: DeploymentPlan, loads: Mapping[str, Load], parted: Sequence[Difference]
+    ) -> list[Difference]:
         prompts: dict[int, list[list[int]]] = {}
         judged = []
         async with httpx.AsyncClient() as http:
@@ -184,21 +238,27 @@ class _Run:
                     prompts[seed] = await self._sender.prompts(load, plan, seed=seed)
                 prompt = prompts[seed][one.request]
                 steps = await answers.steps(http, plan, prompt, load.answer_tokens)
-                judged.append(one.judged(answers.gap_where_parted(steps, one.answer)))
+                gap = answers.gap_where_parted(steps, one.answer)
+                judged.append(one.model_copy(update={"gap_logprob": gap}))
         return judged
-
-    def _running(self, plan: DeploymentPlan) -> AbstractContextManager[Running]:
-        return running(plan, self._reporter, self._interrupts)
 
 
 class _Visit:
     """One deployment that is up, and all that is measured on it."""
 
     def __init__(
-        self, visit: Visit, plan: DeploymentPlan, sender: Client, reporter: Reporter, found: _Found
+        self,
+        visit: Visit,
+        plan: DeploymentPlan,
+        between: Link | None,
+        *,
+        sender: Client,
+        reporter: Reporter,
+        found: _Found,
     ) -> None:
         self._visit = visit
         self._plan = plan
+        self._link = between
         self._sender = sender
         self._reporter = reporter
         self._found = found
@@ -207,27 +267,86 @@ class _Visit:
 
     async def measure(self, schedule: Schedule) -> None:
         # First, for it also waits until the client's imports no longer take a core.
-        await self._warm_up(schedule.loads[0])
-        await self._idle()
-        for load in schedule.loads:
+        await self._warm_up(min(self._visit.loads, key=lambda load: load.longest_tokens))
+        await asyncio.sleep(_SETTLE_S)
+        self._found.idle.append(await self._at_rest(_IDLE_S, is_waiting=False))
+        for load in self._visit.loads:
             seed = schedule.seed(load, self._visit.round)
             if not self._is_pair:
                 await self._load(load, seed, FLOOR)
             await self._load(load, seed, self._visit.subject)
+        if self._link is not None and self._visit.setup.link_mbit_per_s is not None:
+            await self._wait_for_kv(self._link, self._visit.setup.link_mbit_per_s)
 
-    async def _idle(self) -> None:
-        await asyncio.sleep(_SETTLE_S)
+    async def _at_rest(self, seconds: float, *, is_waiting: bool) -> Idle:
         before, started_s = counters.cpu_s(self._plan), time.monotonic()
-        await asyncio.sleep(_IDLE_S)
+        await asyncio.sleep(seconds)
         after, took_s = counters.cpu_s(self._plan), time.monotonic() - started_s
-        self._found.idle.append(
-            Idle(
-                subject=self._visit.subject,
-                round=self._visit.round,
-                seconds=took_s,
-                cpu_s=counters.cpu_since(before, after),
-            )
+        return Idle(
+            subject=self._visit.subject,
+            round=self._visit.round,
+            seconds=took_s,
+            cpu_s=counters.cpu_since(before, after),
+            is_waiting=is_waiting,
         )
+
+    async def _wait_for_kv(self, between: Link, mbit_per_s: int) -> None:
+        """What a pair takes whose prefill has ended, and whose KV comes slowly."""
+        prefill = self._engine_of(is_decode=False)
+        between.limit(_CRAWL_MBIT_PER_S)
+        try:
+            async with httpx.AsyncClient() as http:
+                ended = counters.legs_ended(await scrape(http, prefill))
+                asked = asyncio.create_task(self._ask_long(http))
+                try:
+                    async with asyncio.timeout(_CRAWL_WITHIN_S):
+                        while counters.legs_ended(await scrape(http, prefill)) <= ended:
+                            await asyncio.sleep(_POLL_S)
+                    await asyncio.sleep(_CRAWL_SETTLE_S)
+                    found = await self._at_rest(_CRAWL_S, is_waiting=True)
+                    if not asked.done():
+                        self._found.idle.append(found)
+                    else:
+                        self._reporter.warning(
+                            f"{self._visit.subject}: a slow transfer ended too soon; what a pair "
+                            "takes meanwhile is not measured"
+                        )
+                    between.limit(mbit_per_s)
+                    await asked
+                finally:
+                    asked.cancel()
+        except (TimeoutError, httpx.HTTPError, PdError) as error:
+            # The last of a visit, and of modes that are not ours too: no reason to lose the rest.
+            self._reporter.warning(
+                f"{self._visit.subject}: no transfer at {_CRAWL_MBIT_PER_S} Mb/s, what a pair "
+                f"takes meanwhile is not measured: {type(error).__name__} {error}"
+            )
+        finally:
+            between.limit(mbit_per_s)
+
+    async def _ask_long(self, http: httpx.AsyncClient) -> None:
+        body: dict[str, object] = {
+            "model": self._plan.served_name,
+            "prompt": [3] * _CRAWL_PROMPT_TOKENS,
+            "max_tokens": _CRAWL_ANSWER_TOKENS,
+            "ignore_eos": True,
+            "cache_salt": _salt(),
+        }
+        await self._post(http, self._url, body, _CRAWL_WITHIN_S)
+
+    async def _post(
+        self, http: httpx.AsyncClient, url: str, body: dict[str, object], within_s: float | None
+    ) -> None:
+        response = await http.post(
+            f"{url}/v1/completions", json=body, headers=readiness.headers(), timeout=within_s
+        )
+        if response.status_code != httpx.codes.OK:
+            raise PdError(
+                f"{self._plan.name} refuses a request: HTTP {response.status_code} "
+                f"{response.text[:200]}",
+                where=url,
+                next_step=f"pdlaunch logs {self._plan.name}",
+            )
 
     async def _warm_up(self, load: Load) -> None:
         few = replace(
@@ -247,14 +366,24 @@ class _Visit:
             engine = self._engine_of(is_decode=load.cached_by == "decode")
             await self._sender.run(begun, engine.url, self._plan, seed=seed, salt=salt)
         if load.scattered and not self._is_scattered:
-            await self._scatter(salt)
+            await self._scatter()
         async with httpx.AsyncClient() as http, self._busy(http, load.busy_decodes, subject):
             before = await scrape_all(http, self._plan.engines)
+            started_s = time.monotonic()
             cpu_before, others_before_s = self._cpu()
             took_s, requests = await self._sender.run(
                 sent, self._url, self._plan, seed=seed, salt=salt
             )
             cpu_after, others_after_s = self._cpu()
+            running_tpot_s = None
+            if load.busy_decodes and subject != FLOOR:
+                decode = self._engine_of(is_decode=True)
+                generated = counters.tokens(await scrape(http, decode))
+                generated -= counters.tokens(before[decode.name])
+                generated -= sum(request.answer_tokens for request in requests)
+                running_tpot_s = (
+                    load.busy_decodes * (time.monotonic() - started_s) / max(1.0, generated)
+                )
             measurement = Measurement(
                 subject=subject,
                 load=load.name,
@@ -263,6 +392,7 @@ class _Visit:
                 requests=tuple(requests),
                 cpu_s=counters.cpu_since(cpu_before, cpu_after),
                 others_cpu_s=round(max(0.0, others_after_s - others_before_s), 3),
+                running_tpot_s=running_tpot_s,
             )
             if self._is_pair:
                 after = await counters.settled(http, self._plan, before, load.requests)
@@ -283,21 +413,27 @@ class _Visit:
         client_s = counters.cpu_s_of((os.getpid(), self._sender.pid))
         return ours, every_s - sum(ours.values()) - client_s
 
-    async def _scatter(self, salt: str) -> None:
-        """Go through all blocks of each engine's cache once."""
+    async def _scatter(self) -> None:
+        """Leave the free blocks of each engine's cache in random order."""
         async with httpx.AsyncClient() as http:
             metrics = await scrape_all(http, self._plan.engines)
-        for process in self._plan.engines:
-            block_tokens, blocks = counters.cache_size(metrics[process.name])
-            if not blocks:
-                raise PdError(
-                    f"{process.name} does not say how many blocks its cache has",
-                    where=f"{process.url}/metrics",
-                    next_step="leave the workload scattered out",
-                )
-            self._reporter.status(f"scattering the {blocks} blocks of {process.name}")
-            load = scattering(block_tokens, blocks)
-            await self._sender.run(load, process.url, self._plan, seed=_WARM_UP_SEED, salt=salt)
+            for process in self._plan.engines:
+                block_tokens, blocks = counters.cache_size(metrics[process.name])
+                if not blocks:
+                    raise PdError(
+                        f"{process.name} does not say how many blocks its cache has",
+                        where=f"{process.url}/metrics",
+                        next_step="leave the workload scattered out",
+                    )
+                self._reporter.status(f"scattering the {blocks} blocks of {process.name}")
+                body: dict[str, object] = {
+                    "model": self._plan.served_name,
+                    "max_tokens": 1,
+                    "ignore_eos": True,
+                    "cache_salt": _salt(),
+                }
+                for prompts in scatter.batches(blocks, block_tokens, _WARM_UP_SEED):
+                    await self._post(http, process.url, {**body, "prompt": prompts}, None)
         self._is_scattered = True
 
     @property
@@ -329,7 +465,7 @@ class _Visit:
 
     async def _decode_long(self, http: httpx.AsyncClient) -> None:
         engine = self._engine_of(is_decode=True)
-        body = {
+        body: dict[str, object] = {
             "model": self._plan.served_name,
             "prompt": [3] * _BUSY_PROMPT_TOKENS,
             "max_tokens": _BUSY_ANSWER_TOKENS,
@@ -337,27 +473,19 @@ class _Visit:
             "temperature": 1,
         }
         while True:
-            response = await http.post(
-                f"{engine.url}/v1/completions",
-                json=body,
-                headers=readiness.headers(),
-                timeout=None,
-            )
-            if response.status_code != httpx.codes.OK:
-                raise PdError(
-                    f"{engine.name} refuses the long answers that keep it busy: "
-                    f"HTTP {response.status_code} {response.text[:200]}",
-                    where=engine.url,
-                    next_step=f"pdlaunch logs {self._plan.name} {engine.name}",
-                )
+            await self._post(http, engine.url, body, None)
 
 
-def _progress(schedule: Schedule, done: int, took_s: float) -> str:
-    visit, all_of = schedule.visits[done], len(schedule.visits)
-    left_s = took_s / done * (all_of - done) if done else schedule.expected_s
+def progress(schedule: Schedule, done: int, took_s: float) -> str:
+    """What comes next, and how long all may take at the pace so far."""
+    visit = schedule.visits[done]
+    left_s = sum(each.expected_s for each in schedule.visits[done:])
+    if done:
+        # This machine's pace, by what there was so far.
+        left_s *= took_s / sum(each.expected_s for each in schedule.visits[:done])
     return (
-        f"{done + 1} of {all_of}: {visit.subject}, round {visit.round + 1} of {schedule.rounds}; "
-        f"about {left_s / 60:.0f} min left"
+        f"{done + 1} of {len(schedule.visits)}: {visit.subject}, {visit.setup}, "
+        f"round {visit.round + 1} of {schedule.rounds}; about {left_s / 60:.0f} min left"
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -94,12 +93,3 @@ def running(plan: DeploymentPlan, reporter: Reporter, interrupts: Signals) -> It
         yield deployment
     finally:
         deployment.stop()
-
-
-def wait_s(seconds: float, interrupts: Signals) -> None:
-    """Sleep, unless a signal comes."""
-    until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        if (number := interrupts.pop()) is not None:
-            raise Interrupted(number)
-        time.sleep(_LOOK_EVERY_S)

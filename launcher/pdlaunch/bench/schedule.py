@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from pdlaunch.bench.workload import Load
+from pdlaunch.bench.workload import Load, Setup
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan, TransferMode
 from pdlaunch.recipe import Recipe
@@ -15,31 +15,63 @@ ONE_ENGINE: Final = "one-engine"
 Subject = Literal["push", "pull", "push-upstream", "one-engine"]
 MODES: tuple[TransferMode, ...] = ("pull", "push-upstream", "push")
 
-# Rough figures of a small CPU machine, for a first idea of how long a run takes.
-_BRING_UP_S = 40.0
-_VISIT_S = 10.0
-_PREFILL_TOKENS_PER_S = 1600.0
-_DECODE_STEP_S = 0.025
+# Of a tiny model on two CPU cores, for a first idea of how long a run takes.
+_BRING_UP_S, _BRING_UP_ONE_S = 45.0, 30.0
+# Warming up, an idle spell, taking down.
+_VISIT_S = 16.0
+_WAITING_S = 30.0
+_SCATTERING_S = 60.0
+_PREFILL_TOKENS_PER_S = 1200.0
+_DECODE_STEP_S = 0.03
 # More at a time share the same cores: a step of many takes longer than a step of one.
 _STEP_GROWTH = 0.25
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One deployment, brought up once, under all loads, and taken down."""
+    """One deployment, brought up once, under all loads of its setup, and taken down."""
 
     round: int
     subject: Subject
+    setup: Setup
+    loads: tuple[Load, ...]
+
+    @property
+    def expected_s(self) -> float:
+        total_s = _VISIT_S + sum(expected_s(load) for load in self.loads)
+        if self.subject == ONE_ENGINE:
+            # The floor: the same prompts once more.
+            floor_tokens = sum(load.requests * load.prompt_tokens for load in self.loads)
+            total_s += _BRING_UP_ONE_S + floor_tokens / _PREFILL_TOKENS_PER_S
+        else:
+            total_s += _BRING_UP_S
+        if any(load.scattered for load in self.loads):
+            total_s += _SCATTERING_S
+        return total_s + (_WAITING_S if self.setup.link_mbit_per_s else 0.0)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A whole run. Every round has every subject once, each round in another order."""
+    """A whole run. A round has every subject once in each setup, each round in another order."""
 
     modes: tuple[TransferMode, ...]
     loads: tuple[Load, ...]
     rounds: int
     visits: tuple[Visit, ...]
+    # Rounds after the first are left out where they would end later.
+    within_s: float | None = None
+
+    def has_time_for(self, number: int, took_s: float) -> bool:
+        """Whether a round would end in time, at the pace of those before it.
+
+        Args:
+            took_s: what the rounds before it took.
+        """
+        if self.within_s is None or not number:
+            return True
+        before_s = sum(visit.expected_s for visit in self.visits if visit.round < number)
+        round_s = sum(visit.expected_s for visit in self.visits if visit.round == number)
+        return took_s * (1 + round_s / before_s) <= self.within_s
 
     def seed(self, load: Load, number: int) -> int:
         """Of a load's prompts in a round: the same for all subjects, others in every round."""
@@ -48,24 +80,55 @@ class Schedule:
     @property
     def expected_s(self) -> float:
         """A first idea of how long it takes, off by a factor of two on other machines."""
-        return len(self.visits) * (
-            _BRING_UP_S + _VISIT_S + sum(expected_s(load) for load in self.loads)
-        )
+        return sum(visit.expected_s for visit in self.visits)
 
 
-def schedule(modes: Sequence[TransferMode], loads: Sequence[Load], rounds: int) -> Schedule:
+def schedule(
+    modes: Sequence[TransferMode],
+    loads: Sequence[Load],
+    rounds: int,
+    within_s: float | None = None,
+) -> Schedule:
     """Rounds of all modes and of one engine without P/D.
 
     Pairs are not up side by side: stock engines take their cores even when idle. The order rotates,
     so that what drifts, such as a machine that gets warm or busy, hits all alike.
     """
     subjects: tuple[Subject, ...] = (ONE_ENGINE, *modes)
-    visits = tuple(
-        Visit(number, subjects[(number + place) % len(subjects)])
-        for number in range(rounds)
-        for place in range(len(subjects))
-    )
-    return Schedule(tuple(modes), tuple(loads), rounds, visits)
+    setups = tuple(dict.fromkeys(load.setup for load in loads))
+    visits = []
+    for number in range(rounds):
+        alone: set[Setup] = set()
+        for setup in setups:
+            for place in range(len(subjects)):
+                subject = subjects[(number + place) % len(subjects)]
+                if subject != ONE_ENGINE:
+                    here = tuple(load for load in loads if load.setup == setup)
+                    visits.append(Visit(number, subject, setup, here))
+                elif (on_one := setup.on_one_host) not in alone:
+                    alone.add(on_one)
+                    here = tuple(load for load in loads if load.setup.on_one_host == on_one)
+                    visits.append(Visit(number, subject, on_one, here))
+    return Schedule(tuple(modes), tuple(loads), rounds, tuple(visits), within_s)
+
+
+def without_idle_settings(
+    loads: Iterable[Load], is_change: Callable[[tuple[str, ...]], bool]
+) -> tuple[Load, ...]:
+    """The loads, without settings that the recipe has anyway: no deployment is brought up twice.
+
+    Args:
+        is_change: whether the recipe with these settings is another one.
+    """
+    changes: dict[tuple[str, ...], bool] = {}
+
+    def reduced(load: Load) -> Load:
+        settings = load.setup.settings
+        if settings not in changes:
+            changes[settings] = is_change(settings)
+        return load if changes[settings] else replace(load, setup=replace(load.setup, settings=()))
+
+    return tuple(reduced(load) for load in loads)
 
 
 def expected_s(load: Load) -> float:

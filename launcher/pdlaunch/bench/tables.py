@@ -10,12 +10,10 @@ from rich.table import Table
 
 from pdlaunch.bench import analysis
 from pdlaunch.bench.analysis import OURS, IdleCost, Ratio, Row, Spread
-from pdlaunch.bench.results import Results
+from pdlaunch.bench.results import Bar, Results
 from pdlaunch.bench.schedule import Schedule, expected_s
 
 NOTHING = "-"
-# The columns that name a row; all others are figures.
-NAMES = 2
 
 
 @dataclass(frozen=True)
@@ -25,12 +23,14 @@ class Sheet:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    # The columns that name a row; all others are figures.
+    names: int = 2
 
 
 def for_terminal(sheet: Sheet) -> Table:
     table = Table(title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD)
     for place, column in enumerate(sheet.columns):
-        table.add_column(column, no_wrap=True, justify="left" if place < NAMES else "right")
+        table.add_column(column, no_wrap=True, justify="left" if place < sheet.names else "right")
     before = None
     for row in sheet.rows:
         if before not in (None, row[0]):
@@ -40,11 +40,23 @@ def for_terminal(sheet: Sheet) -> Table:
     return table
 
 
+def for_markdown(sheet: Sheet) -> str:
+    """The same for a page such as a README."""
+    lines = [
+        sheet.columns,
+        tuple("---" if place < sheet.names else "---:" for place, _ in enumerate(sheet.columns)),
+        *sheet.rows,
+    ]
+    cells = ("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(cells) + "\n"
+
+
 def of_results(results: Results) -> list[Sheet]:
     """All tables of a run that have something to say."""
     rows = analysis.rows(results)
     ratios = analysis.ratios(results) if OURS in results.modes else []
     sheets = (
+        of_bars(results.bars),
         of_ratios(ratios),
         of_first_tokens(rows),
         of_answers(rows),
@@ -58,19 +70,42 @@ def of_results(results: Results) -> list[Sheet]:
 def of_schedule(schedule: Schedule) -> Sheet:
     """Which deployments in which order, and which loads each gets."""
     return Sheet(
-        f"About {schedule.expected_s / 60:.0f} minutes",
-        ("round", "brought up", "load", "requests", "seconds"),
+        f"{len(schedule.visits)} deployments, about {schedule.expected_s / 60:.0f} minutes",
+        ("round", "brought up", "setup", "load", "requests", "seconds"),
         tuple(
             (
                 str(visit.round + 1),
                 visit.subject,
+                str(visit.setup),
                 load.name,
                 str(load.requests),
                 f"{expected_s(load):.0f}",
             )
             for visit in schedule.visits
-            for load in schedule.loads
+            for load in visit.loads
         ),
+        names=4,
+    )
+
+
+def of_bars(bars: Iterable[Bar]) -> Sheet:
+    """What must hold of push, and whether it did."""
+    return Sheet(
+        "Bars: what must hold of push, as ratios of medians where it is over another",
+        ("figure", "load", "over", "bar", "measured", "holds", "note"),
+        tuple(
+            (
+                bar.what,
+                bar.load,
+                bar.other or NOTHING,
+                bar.bound,
+                _interval(bar.figure, bar.low, bar.high, digits=3),
+                NOTHING if bar.is_met is None else "yes" if bar.is_met else "NO",
+                bar.note,
+            )
+            for bar in bars
+        ),
+        names=4,
     )
 
 
@@ -98,13 +133,17 @@ def of_answers(rows: Iterable[Row]) -> Sheet:
     """What a user waits for then, and how many of them there may be."""
     return Sheet(
         "Whole answers in milliseconds, p50 / p90 / p99; requests a second, and good ones",
-        ("load", "subject", "TPOT", "ITL", "end to end", "req/s", "good/s", "others' cores"),
+        (
+            *("load", "subject", "TPOT", "ITL", "TPOT of running decodes", "end to end"),
+            *("req/s", "good/s", "others' cores"),
+        ),
         tuple(
             (
                 row.load,
                 row.subject,
                 _spread(row.tpot, digits=1),
                 _spread(row.itl, digits=1),
+                NOTHING if row.running_tpot_s is None else f"{1e3 * row.running_tpot_s:.1f}",
                 _spread(row.e2e),
                 _number(row.requests_per_s, 2),
                 _number(row.goodput_per_s, 2),
@@ -190,9 +229,18 @@ def of_ratios(ratios: Sequence[Ratio]) -> Sheet:
 def of_idle(costs: Iterable[IdleCost]) -> Sheet:
     """What idle deployments take."""
     return Sheet(
-        "Cores that processes take while nobody asks anything",
-        ("subject", "role", "cores"),
-        tuple((cost.subject, cost.role, f"{cost.cores:.3f}") for cost in costs),
+        "Cores that processes take while nobody asks anything, or all wait for one slow transfer",
+        ("subject", "role", "while", "cores"),
+        tuple(
+            (
+                cost.subject,
+                cost.role,
+                "waiting for KV" if cost.is_waiting else "idle",
+                f"{cost.cores:.3f}",
+            )
+            for cost in costs
+        ),
+        names=3,
     )
 
 
@@ -213,8 +261,14 @@ def _number(value: float | None, digits: int) -> str:
 def _ratio(ratio: Ratio | None) -> str:
     if ratio is None:
         return NOTHING
-    value = f"{ratio.value:.2f}"
-    if ratio.interval is None:
-        return value
-    low, high = ratio.interval
-    return f"{value} ({low:.2f} to {high:.2f})"
+    low, high = ratio.interval or (None, None)
+    return _interval(ratio.value, low, high, digits=2)
+
+
+def _interval(value: float | None, low: float | None, high: float | None, digits: int) -> str:
+    if value is None:
+        return NOTHING
+    text = f"{value:.{digits}f}"
+    if low is None or high is None:
+        return text
+    return f"{text} ({low:.{digits}f} to {high:.{digits}f})"

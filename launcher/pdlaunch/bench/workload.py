@@ -4,12 +4,35 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
 from pdlaunch.errors import UsageError
 
 Cached = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How deployments are brought up for a load, where that is not as the recipe says."""
+
+    # What people call it; no part of what it is.
+    name: str = field(default="", compare=False)
+    # KEY=VALUE, as for --set.
+    settings: tuple[str, ...] = ()
+    # Prefill and decode as on two hosts, joined by a link of this rate. None: on one host.
+    link_mbit_per_s: int | None = None
+
+    @property
+    def on_one_host(self) -> Setup:
+        """The same without a link: one engine has nobody at its other end."""
+        return replace(self, link_mbit_per_s=None)
+
+    def __str__(self) -> str:
+        return self.name if self.settings or self.link_mbit_per_s else "the recipe's"
+
+
+AS_IS: Final = Setup()
 
 
 @dataclass(frozen=True)
@@ -30,8 +53,9 @@ class Load:
     busy_decodes: int = 0
     # Whether the blocks that are free lie scattered in both caches, as they do after hours.
     scattered: bool = False
-    # Answers have between so many and `answer_tokens` tokens. None: all the same.
-    shortest_answer_tokens: int | None = None
+    # Above 0, answers are drawn, each from the same seed.
+    temperature: float = 0.0
+    setup: Setup = AS_IS
 
     @property
     def name(self) -> str:
@@ -66,6 +90,26 @@ def _loads(
     )
 
 
+BLOCKS_OF_128: Final = Setup(
+    "blocks of 128 tokens",
+    ("prefill.block_size_tokens=128", "decode.block_size_tokens=128"),
+)
+CHUNKS_OF_512: Final = Setup("chunks of 512 tokens", ("prefill.args.max-num-batched-tokens=512",))
+# Caches small enough to be gone through in half a minute, on both sides.
+CONTIGUOUS: Final = Setup(
+    "contiguous blocks in push, small caches",
+    (
+        "transfer.extra.push_contiguous_window=1.0",
+        "prefill.kv_cache_gib=0.75",
+        "decode.kv_cache_gib=0.75",
+    ),
+)
+SLOW_LINK: Final = Setup(
+    "two namespaces, 2 Gb/s between them",
+    ("prefill.args.max-num-batched-tokens=256",),
+    link_mbit_per_s=2000,
+)
+
 WORKLOADS: tuple[Workload, ...] = (
     Workload(
         "short",
@@ -94,11 +138,15 @@ WORKLOADS: tuple[Workload, ...] = (
         ),
     ),
     Workload(
+        "drawn",
+        "200 tokens in, 16 out, at temperature 1 with a seed",
+        tuple(replace(load, temperature=1.0) for load in _loads("drawn", 200, 16, {1: 8})),
+    ),
+    Workload(
         "busy",
-        "200 tokens in, 16 out, while decode gives 4 long answers to others",
+        "200 tokens in, 16 out, 1 to 8 at a time, while decode gives 4 long answers to others",
         tuple(
-            Load("busy", 200, 16, count, at_once=at_once, busy_decodes=4)
-            for at_once, count in ((1, 12), (4, 24))
+            replace(load, busy_decodes=4) for load in _loads("busy", 200, 16, {1: 12, 4: 24, 8: 32})
         ),
     ),
     Workload(
@@ -112,28 +160,34 @@ WORKLOADS: tuple[Workload, ...] = (
         (Load("decode-hit", 2064, 16, 8, at_once=1, cached_by="decode", cached_tokens=2000),),
     ),
     Workload(
-        "scattered",
-        "2,000 tokens in, 16 out, 1 and 4 at a time; free blocks lie scattered in both caches",
+        "blocks-128",
+        "1,000 tokens in, 16 out, 1 and 4 at a time; blocks of 128 tokens on both sides",
         tuple(
-            Load("scattered", 2000, 16, count, at_once=at_once, scattered=True)
-            for at_once, count in ((1, 8), (4, 12))
+            replace(load, setup=BLOCKS_OF_128)
+            for load in _loads("blocks-128", 1000, 16, {1: 8, 4: 16})
         ),
     ),
+    Workload(
+        "longest",
+        "4,000 tokens in, 16 out; prefill in chunks of 512",
+        (Load("longest", 4000, 16, 4, at_once=1, setup=CHUNKS_OF_512),),
+    ),
+    Workload(
+        "scattered",
+        "2,000 tokens in, 16 out, 1 and 4 at a time; free blocks lie scattered in both caches, "
+        "push allocates contiguous ones, decode gives 4 long answers to others",
+        tuple(
+            replace(load, scattered=True, busy_decodes=4, setup=CONTIGUOUS)
+            for load in _loads("scattered", 2000, 16, {1: 8, 4: 12})
+        ),
+    ),
+    Workload(
+        "slow-link",
+        "2,000 tokens in, 16 out, in chunks of 256; prefill and decode in two network namespaces, "
+        "2 Gb/s between them",
+        (Load("slow-link", 2000, 16, 8, at_once=1, setup=SLOW_LINK),),
+    ),
 )
-
-
-def scattering(block_tokens: int, blocks: int) -> Load:
-    """Requests that go through all blocks of a cache, two each, and end in another order than they
-    began: what they free is in no order either."""
-    answer_tokens = 8
-    return Load(
-        "scattering",
-        2 * block_tokens - answer_tokens,
-        answer_tokens,
-        blocks // 2,
-        at_once=64,
-        shortest_answer_tokens=1,
-    )
 
 
 def select(names: Iterable[str], *, quick: bool) -> tuple[Load, ...]:

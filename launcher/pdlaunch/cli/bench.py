@@ -2,30 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from pdlaunch import deployments, preparation, recipe_loader
-from pdlaunch.bench import analysis, report, schedule, tables, workload
-from pdlaunch.bench.results import Results
+from pdlaunch.bench import analysis, bars, link, report, schedule, tables, workload
+from pdlaunch.bench.results import LeftOut, Results
 from pdlaunch.bench.run import run
+from pdlaunch.bench.workload import Load
 from pdlaunch.cli.up import interruptible
 from pdlaunch.console import Terminal
-from pdlaunch.errors import PdError
+from pdlaunch.errors import PdError, UsageError
+from pdlaunch.recipe_loader import Loaded
 from pdlaunch.supervisor import Signals
 
-_ROUNDS, _QUICK_ROUNDS = 3, 2
+_ROUNDS = 2
+_QUICK_WITHIN_S = 600.0
 _SHOWN = 5
 # Of the machine's cores; below it is what any system does for itself.
 _OTHERS_CORES = 0.2
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Where results go; None where nobody asked."""
+
+    json: Path | None
+    html: Path | None
+    svg: Path | None
+    markdown: Path | None
+
+    def check(self) -> None:
+        for file in (self.json, self.html, self.svg, self.markdown):
+            if file is not None:
+                _check_writable(file)
+
+    def keep(self, results: Results) -> None:
+        if self.json is not None:
+            self.json.write_text(results.model_dump_json() + "\n", "utf-8")
+
+    def write(self, results: Results, terminal: Terminal) -> None:
+        self.keep(results)
+        if self.json is not None:
+            terminal.success(f"all figures are in {self.json}")
+        made: tuple[tuple[Path | None, Callable[[Results], str], str], ...] = (
+            (self.html, report.html, "the report"),
+            (self.svg, report.svg, "the plot"),
+            (self.markdown, report.markdown, "tables"),
+        )
+        for file, rendered, what in made:
+            if file is not None:
+                file.write_text(rendered(results), "utf-8")
+                terminal.success(f"{what} in {file}")
+
+
+def _file(*names: str, told: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(*names, type=click.Path(dir_okay=False, path_type=Path), help=told)
 
 
 @click.command(
     epilog="Example: pdlaunch bench tiny-qwen3-cpu --quick --html report.html",
     short_help="Measure transfer modes of a recipe against each other.",
 )
-@click.argument("recipe")
+@click.argument("recipe", required=False)
 @click.option("--quick", is_flag=True, help="Few loads and requests: minutes, wide intervals.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
 @click.option(
@@ -45,32 +87,28 @@ _OTHERS_CORES = 0.2
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    help=f"How often each is brought up. [default: {_ROUNDS}; with --quick {_QUICK_ROUNDS}]",
+    help=f"How often each is brought up. [default: {_ROUNDS}; with --quick 1 if it takes long]",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be measured; start nothing.")
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write all figures, request by request, to this file.",
-)
-@click.option(
-    "--html",
-    "html_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a report with plots to this file; it needs no network.",
-)
+@_file("--read", "read_file", told="Report on the --json file of an earlier run; measure nothing.")
+@_file("--json", "json_file", told="Write all figures, request by request, to this file.")
+@_file("--html", "html_file", told="Write a report with plots; it needs no network.")
+@_file("--svg", "svg_file", told="Write one plot: the parts of the time to the first token.")
+@_file("--markdown", "markdown_file", told="Write the tables of what users wait for.")
 def bench(
     *,
-    recipe: str,
+    recipe: str | None,
     quick: bool,
     overrides: tuple[str, ...],
     modes: str,
     workloads: tuple[str, ...],
     rounds: int | None,
     dry_run: bool,
+    read_file: Path | None,
     json_file: Path | None,
     html_file: Path | None,
+    svg_file: Path | None,
+    markdown_file: Path | None,
 ) -> None:
     """Measure the transfer modes of RECIPE against each other, on this machine.
 
@@ -80,24 +118,36 @@ def bench(
     difference is an error.
     """
     terminal = Terminal()
+    files = _Files(json_file, html_file, svg_file, markdown_file)
+    if read_file is not None:
+        results = _read(read_file)
+        files.check()
+        _report(terminal, results, files)
+        return
     with interruptible():
-        loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
-        loads = workload.select(workloads, quick=quick)
+        loaded = recipe_loader.load(recipe_loader.find(_named(recipe)), overrides)
+        loads, left_out = _possible(loaded, overrides, workload.select(workloads, quick=quick))
         chosen = schedule.modes_of(modes)
         plan = preparation.planned(loaded, None)
         schedule.check_measurable(loaded.recipe, plan)
         workload.check_fits(loads, loaded.recipe.max_model_len_tokens)
-        made = schedule.schedule(chosen, loads, rounds or (_QUICK_ROUNDS if quick else _ROUNDS))
+        # Whoever asks for rounds gets them.
+        within_s = _QUICK_WITHIN_S if quick and rounds is None else None
+        made = schedule.schedule(chosen, loads, rounds or _ROUNDS, within_s)
+        for each in left_out:
+            terminal.warning(f"left out: {', '.join(each.loads)}; {each.reason}")
         if dry_run:
             terminal.show(tables.for_terminal(tables.of_schedule(made)))
             return
-        for file in (json_file, html_file):
-            if file is not None:
-                _check_writable(file)
+        files.check()
         for note in plan.notes:
             terminal.warning(note)
         for record in deployments.all_records():
             terminal.warning(f"{record.name} is up on this machine and takes part of it")
+        terminal.status(
+            f"{len(made.visits)} deployments one after the other: "
+            f"about {made.expected_s / 60:.0f} min on two cores"
+        )
         preparation.provide(loaded.recipe, terminal)
     signals = Signals()
     with signals.caught():
@@ -105,16 +155,62 @@ def bench(
             loaded,
             made,
             overrides,
+            left_out=left_out,
             reporter=terminal,
             interrupts=signals,
-            keep=lambda found: _keep(found, json_file),
+            keep=files.keep,
         )
-    _keep(results, json_file)
-    if json_file is not None:
-        terminal.success(f"all figures are in {json_file}")
-    if html_file is not None:
-        html_file.write_text(report.html(results), "utf-8")
-        terminal.success(f"the report is in {html_file}")
+    _report(terminal, results, files)
+
+
+def _named(recipe: str | None) -> str:
+    if recipe is None:
+        raise UsageError(
+            "nothing to measure, and nothing that was measured",
+            where="RECIPE",
+            next_step="name a recipe, or --read a file that --json has written",
+        )
+    return recipe
+
+
+def _possible(
+    loaded: Loaded, overrides: Sequence[str], loads: Sequence[Load]
+) -> tuple[tuple[Load, ...], tuple[LeftOut, ...]]:
+    """The loads that this machine can have, and the others."""
+
+    def is_change(settings: tuple[str, ...]) -> bool:
+        changed = recipe_loader.load(loaded.path, (*overrides, *settings))
+        return changed.recipe != loaded.recipe
+
+    loads = schedule.without_idle_settings(loads, is_change)
+    linked = tuple(load.name for load in loads if load.setup.link_mbit_per_s is not None)
+    reason = link.refusal() if linked else None
+    if reason is None:
+        return tuple(loads), ()
+    kept = tuple(load for load in loads if load.name not in linked)
+    if not kept:
+        raise PdError(
+            reason,
+            where=f"--workload: {', '.join(linked)}",
+            next_step="run as root on Linux with iproute2 and util-linux, or choose others",
+        )
+    return kept, (LeftOut(loads=linked, reason=reason),)
+
+
+def _read(file: Path) -> Results:
+    try:
+        found = Results.model_validate_json(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"no figures of a benchmark: {str(error).splitlines()[0]}",
+            where=str(file),
+            next_step="name a file that this version's --json has written",
+        ) from error
+    return found.model_copy(update={"bars": bars.of(found)})
+
+
+def _report(terminal: Terminal, results: Results, files: _Files) -> None:
+    files.write(results, terminal)
     for sheet in tables.of_results(results):
         terminal.show(tables.for_terminal(sheet))
     _end(terminal, results)
@@ -130,11 +226,6 @@ def _check_writable(file: Path) -> None:
             where=str(file.parent),
             next_step="name a file in a folder that one can write to",
         ) from error
-
-
-def _keep(results: Results, file: Path | None) -> None:
-    if file is not None:
-        file.write_text(results.model_dump_json() + "\n", "utf-8")
 
 
 def _end(terminal: Terminal, results: Results) -> None:
@@ -153,6 +244,9 @@ def _end(terminal: Terminal, results: Results) -> None:
             f"{len(ties)} answers part from one engine's where its two best tokens were closer "
             "than rounding: no error"
         )
+    if not results.is_complete:
+        terminal.warning("the run was cut short; answers were not compared")
+        return
     if results.is_identical:
         terminal.success(
             f"{results.compared_answers} answers of P/D compared with one engine's: the same"
