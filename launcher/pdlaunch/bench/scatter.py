@@ -15,8 +15,6 @@ Prompt = list[int]
 
 # Prompts of one request; more would fill a CPU engine's queue to no end.
 AT_ONCE: Final = 64
-# Each prompt also has a block that it fills in part, and that the next prompt takes over.
-_PART_FILLED: Final = 2 * AT_ONCE
 # A prompt's number is written in two tokens that every vocabulary has and that mean nothing.
 _ZERO, _ONE = 3, 4
 
@@ -24,10 +22,10 @@ _ZERO, _ONE = 3, 4
 def batches(blocks: int, block_tokens: int, seed: int) -> Iterator[list[Prompt]]:
     """Requests to send one after the other, each with so many prompts, for one token each.
 
-    Args:
-        blocks: how many the cache has; too few to be scattered, and there are no prompts.
+    A prompt a block: a few are no longer cached when they come again, for each prompt in work also
+    has a block that it fills in part. They take the place of others, and no block is left out.
     """
-    prompts = [_prompt(number, block_tokens) for number in range(blocks - _PART_FILLED)]
+    prompts = [_prompt(number, block_tokens) for number in range(blocks)]
     again = prompts.copy()
     random.Random(seed).shuffle(again)  # noqa: S311 - an order, and the same one every time
     for each in (prompts, again):
