@@ -7,6 +7,7 @@ FAKE_ENGINE in the environment makes it misbehave: words separated by blanks.
     no_kv          answers, but counts no KV
     fails          counts transfers that have failed
     close_call     prefers its tokens by less than rounding changes
+    slow_decode    answers only a second after it has counted
     orphan         leaves a child in a session of its own, and shared memory, behind
 """
 
@@ -85,6 +86,8 @@ class Handler(BaseHTTPRequestHandler):
                     text = response.read().decode()
         else:
             count()
+            if "slow_decode" in quirks and '"kv_consumer"' in one.get("--kv-transfer-config", ""):
+                time.sleep(1)
             text = completion(json.loads(body))
         self.reply(200, text)
 
@@ -129,6 +132,12 @@ def metrics() -> str:
         f'vllm:request_prefill_time_seconds_bucket{{le="+Inf"}} {counts["prompts"]}',
         f"vllm:request_prefill_time_seconds_count {counts['prompts']}",
         f"vllm:request_prefill_time_seconds_sum {counts['prompts'] * 0.001}",
+        "# TYPE vllm:e2e_request_latency_seconds histogram",
+        f'vllm:e2e_request_latency_seconds_bucket{{le="+Inf"}} {counts["prompts"]}',
+        f"vllm:e2e_request_latency_seconds_count {counts['prompts']}",
+        f"vllm:e2e_request_latency_seconds_sum {counts['prompts'] * 0.001}",
+        "# TYPE vllm:cache_config_info gauge",
+        'vllm:cache_config_info{block_size="32",num_gpu_blocks="100"} 1',
     ]
     if mover:
         lines += [

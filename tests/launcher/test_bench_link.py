@@ -117,6 +117,14 @@ def test_clients_reach_both_ends_and_not_over_the_link(plan: DeploymentPlan) -> 
 
 
 @pytest.mark.usefixtures("needs_namespaces")
+def test_programs_find_the_link_where_they_look_for_devices(plan: DeploymentPlan) -> None:
+    with link.link(100) as between:
+        for process in between.joined(plan).engines:
+            device = f"/sys/class/net/{process.env['UCX_NET_DEVICES']}/mtu"
+            subprocess.run([*inside(process), "cat", device], check=True, capture_output=True)
+
+
+@pytest.mark.usefixtures("needs_namespaces")
 def test_ends_are_gone_when_it_fails() -> None:
     with pytest.raises(RuntimeError, match="broken"), link.link(100):
         raise RuntimeError("broken")
@@ -144,7 +152,10 @@ def test_a_plan_has_its_engines_at_the_ends_and_its_router_here(plan: Deployment
     }
     joined = Link(dict(ends)).joined(plan)
     for process, was, end in zip(joined.engines, plan.engines, ends.values(), strict=True):
-        assert inside(process) == ("nsenter", f"--net=/proc/{end.pid}/ns/net", "--")
+        assert inside(process) == (
+            *("nsenter", f"--net=/proc/{end.pid}/ns/net", f"--mount=/proc/{end.pid}/ns/mnt"),
+            "--",
+        )
         assert process.url == f"http://{end.address}:{was.port}"
         assert process.argv[process.argv.index("--host") + 1] == end.address
         assert process.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == end.link_address

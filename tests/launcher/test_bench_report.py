@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from pdlaunch.bench import report, tables
+from pdlaunch.bench import bars, report, tables
 from pdlaunch.bench.results import Difference, Results
+from pdlaunch.errors import PdError
 
 RECORDED = Path(__file__).with_name("bench_results.json")
 
@@ -36,7 +38,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def recorded() -> Results:
-    return Results.model_validate_json(RECORDED.read_text("utf-8"))
+    found = Results.model_validate_json(RECORDED.read_text("utf-8"))
+    return found.model_copy(update={"bars": bars.of(found)})
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +89,37 @@ def test_plots_do_not_take_each_others_parts(text: str, page: Page) -> None:
 
 def test_every_figure_of_the_terminal_is_on_the_page(recorded: Results, page: Page) -> None:
     sheets = tables.of_results(recorded)
-    assert len(sheets) == 6
+    assert len(sheets) == 7
     words = set(page.words)
     for sheet in sheets:
         assert sheet.title in words
         assert {*sheet.columns, *(cell for row in sheet.rows for cell in row)} <= words
         assert all(len(row) == len(sheet.columns) for row in sheet.rows)
+
+
+def test_the_plot_for_other_pages_is_a_file_of_its_own(recorded: Results) -> None:
+    svg = report.svg(recorded)
+    root = ElementTree.fromstring(svg)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"handover", "push", "pull", "push-upstream"} <= texts
+    # A page may be dark.
+    assert next(iter(root)).attrib["fill"] == "#ffffff"
+    assert report.svg(recorded) == svg
+    with pytest.raises(PdError, match="nothing to draw"):
+        report.svg(recorded.model_copy(update={"measurements": ()}))
+
+
+def test_tables_for_other_pages_have_every_cell(recorded: Results) -> None:
+    text = report.markdown(recorded)
+    lines = text.splitlines()
+    for sheet in tables.of_results(recorded):
+        if sheet.title not in lines:
+            continue
+        at = lines.index(sheet.title) + 2
+        assert lines[at] == "| " + " | ".join(sheet.columns) + " |"
+        for number, row in enumerate(sheet.rows):
+            assert lines[at + 2 + number] == "| " + " | ".join(row) + " |"
 
 
 def test_the_report_is_the_same_every_time(recorded: Results, text: str) -> None:

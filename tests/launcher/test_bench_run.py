@@ -13,12 +13,13 @@ import pytest
 
 from launching import Launcher, fake_processes, leftover_files, until
 from pdlaunch import deployments
-from pdlaunch.bench import counters, run
+from pdlaunch.bench import counters, link, run
 from pdlaunch.bench.results import Request, Results
 from pdlaunch.bench.workload import Load, select
 from pdlaunch.plan import DeploymentPlan
 
 TEXT = "Paris"
+RECORDED = Path(__file__).with_name("bench_results.json")
 
 
 class FakeClient:
@@ -156,6 +157,96 @@ def test_the_floor_has_what_prefill_has_cached(
         *(f"bench-one-engine {each}" for each in (asked, *floor, begun, asked)),
         *(f"bench-push {each}" for each in (asked, begun, asked)),
     ]
+
+
+def test_caches_are_scattered_once_and_decodes_run_beside_the_load(
+    launcher: Launcher, fake_client: FakeClient, tmp_path: Path
+) -> None:
+    data = tmp_path / "a.json"
+    command = ["bench", launcher.recipe("a"), "--rounds", "1", "--modes", "push"]
+    command += ["--workload", "scattered", "--json", str(data)]
+    code, out, err = launcher.run(*command)
+    assert code == 0, err
+    for name in ("engine", "prefill-0", "decode-0"):
+        assert err.count(f"scattering the 100 blocks of {name}") == 1
+    found = Results.model_validate_json(data.read_text())
+    assert {load.setup.name for load in found.loads.values()} == {
+        "contiguous blocks in push, small caches"
+    }
+    for one in found.measurements:
+        assert (one.running_tpot_s is None) == (one.subject == "floor")
+    assert "TPOT of running decodes" in out
+
+
+def test_a_pair_over_a_slow_link_has_its_own_deployment_and_is_watched_while_it_waits(
+    launcher: Launcher,
+    fake_client: FakeClient,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    if (reason := link.refusal()) is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr(run, "_CRAWL_SETTLE_S", 0.0)
+    monkeypatch.setattr(run, "_CRAWL_S", 0.2)
+    monkeypatch.setenv("FAKE_ENGINE", "slow_decode")
+    data = tmp_path / "a.json"
+    command = ["bench", launcher.recipe("a"), "--rounds", "1", "--modes", "push"]
+    command += ["--workload", "slow-link", "--json", str(data)]
+    code, _, err = launcher.run(*command)
+    assert code == 0, err
+    found = Results.model_validate_json(data.read_text())
+    assert [(each.subject, each.is_waiting) for each in found.idle] == [
+        *(("one-engine", False), ("push", False), ("push", True))
+    ]
+    assert len(found.bring_up_s) == 2 and found.left_out == ()
+
+
+def test_what_cannot_be_measured_here_is_left_out_and_the_rest_is_measured(
+    launcher: Launcher, fake_client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(link, "refusal", lambda: "no namespaces here")
+    data, page = tmp_path / "a.json", tmp_path / "a.html"
+    recipe = launcher.recipe("a")
+    command = ["bench", recipe, "--rounds", "1", "--modes", "push", "--workload", "drawn"]
+    command += ["--workload", "slow-link", "--json", str(data), "--html", str(page)]
+    code, out, err = launcher.run(*command)
+    assert code == 0, err
+    assert "left out: slow-link x1; no namespaces here" in err
+    found = Results.model_validate_json(data.read_text())
+    assert [each.loads for each in found.left_out] == [("slow-link x1",)]
+    assert list(found.loads) == ["drawn x1"]
+    assert "Not measured: slow-link x1. no namespaces here." in page.read_text()
+    assert "no namespaces here" in out
+    code, _, err = launcher.run("bench", recipe, "--workload", "slow-link", "--dry-run")
+    assert code == 1 and "no namespaces here" in err
+
+
+def test_drawn_answers_that_differ_are_wrong_and_nobody_asks_how_close_it_was(
+    launcher: Launcher, fake_client: FakeClient
+) -> None:
+    fake_client.wrong = "bench-pull"
+    command = ["bench", launcher.recipe("a"), "--rounds", "1", "--modes", "pull"]
+    code, _, err = launcher.run(*command, "--workload", "drawn")
+    assert code == 1
+    assert "8 answers of P/D are not those of one engine" in err
+    assert "asking it how close" not in err
+
+
+def test_figures_of_an_earlier_run_are_reported_again(launcher: Launcher, tmp_path: Path) -> None:
+    page, plot, table = (tmp_path / name for name in ("a.html", "a.svg", "a.md"))
+    files = ("--html", str(page), "--svg", str(plot), "--markdown", str(table))
+    code, out, err = launcher.run("bench", "--read", str(RECORDED), *files)
+    assert code == 0, err
+    assert "Bars:" in out and "Bars:" in page.read_text()
+    assert plot.read_text().startswith("<svg") and "handover" in plot.read_text()
+    assert "| TTFT | short x1 | floor | at most 1.05 |" in table.read_text()
+    for options, told in (
+        (("--read", str(page)), "no figures of a benchmark"),
+        ((), "nothing to measure"),
+        (("a", "--read", str(RECORDED)), "a recipe and an earlier run"),
+    ):
+        code, out, err = launcher.run("bench", *options)
+        assert (code, out) == (2, "") and told in err
 
 
 def test_failed_requests_are_told(launcher: Launcher, fake_client: FakeClient) -> None:

@@ -7,6 +7,7 @@ what runs in it: nothing is left behind, however this process ends.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -42,7 +43,8 @@ class _Namespace:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        return ("nsenter", f"--net=/proc/{self.pid}/ns/net", "--")
+        within = f"/proc/{self.pid}/ns"
+        return ("nsenter", f"--net={within}/net", f"--mount={within}/mnt", "--")
 
     def run(self, *words: str) -> None:
         _run(*self.enter, *words)
@@ -165,7 +167,9 @@ def _namespace(end: End) -> Iterator[_Namespace]:
 @contextmanager
 def _held() -> Iterator[int]:
     """A network namespace, by the pid of a process in it that ends when we do."""
-    command = ["unshare", "--net", "cat"]
+    # UCX looks for its devices in /sys, which shows those of the namespace that mounted it.
+    script = "mount -t sysfs sysfs /sys && exec cat"
+    command = ["unshare", "--net", "--mount", "sh", "-c", script]
     try:
         process = subprocess.Popen(
             command,
@@ -210,6 +214,6 @@ def _failed(words: list[str] | tuple[str, ...], told: str) -> PdError:
     last = told.strip().rpartition("\n")[2] or "it says nothing"
     return PdError(
         f"no network namespaces with a slow link between them here: {words[0]}: {last}",
-        where=" ".join(words),
+        where=shlex.join(words),
         next_step="run as root on Linux with iproute2 and util-linux, or choose other workloads",
     )

@@ -101,7 +101,7 @@ def of_bars(bars: Iterable[Bar]) -> Sheet:
                 bar.bound,
                 _interval(bar.figure, bar.low, bar.high, digits=3),
                 NOTHING if bar.is_met is None else "yes" if bar.is_met else "NO",
-                bar.note,
+                bar.note or NOTHING,
             )
             for bar in bars
         ),

@@ -120,6 +120,12 @@ def bench(
     terminal = Terminal()
     files = _Files(json_file, html_file, svg_file, markdown_file)
     if read_file is not None:
+        if recipe is not None:
+            raise UsageError(
+                "a recipe and an earlier run: only one of them can be reported on",
+                where="RECIPE and --read",
+                next_step="leave one of them out",
+            )
         results = _read(read_file)
         files.check()
         _report(terminal, results, files)
