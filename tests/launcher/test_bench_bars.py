@@ -258,7 +258,7 @@ def test_what_was_not_measured_is_told_with_its_reason() -> None:
     assert found(made, what, "slow-link x1").note == "not allowed here"
     waiting = found(made, "cores of a pair that waits for KV", "one slow transfer")
     assert (waiting.is_met, waiting.note) == (None, "not allowed here")
-    assert found(made, "TTFT", "short x1").note == "not measured"
+    assert found(made, "TTFT", "short x1").note == "no figure of both"
     assert found(made, "TTFT", "long x1").note == "not part of this run"
 
 

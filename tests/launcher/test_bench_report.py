@@ -102,12 +102,12 @@ def test_the_plot_for_other_pages_is_a_file_of_its_own(recorded: Results) -> Non
     root = ElementTree.fromstring(svg)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     texts = {each.text for each in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"handover", "push", "pull", "push-upstream"} <= texts
+    assert {"Time to first token, ms", "short", "long", "push", "pull", "push-upstream"} <= texts
     # A page may be dark.
     assert next(iter(root)).attrib["fill"] == "#ffffff"
     assert report.svg(recorded) == svg
     with pytest.raises(PdError, match="nothing to draw"):
-        report.svg(recorded.model_copy(update={"measurements": ()}))
+        report.svg(recorded.model_copy(update={"loads": {}}))
 
 
 def test_tables_for_other_pages_have_every_cell(recorded: Results) -> None:

@@ -238,7 +238,7 @@ def test_figures_of_an_earlier_run_are_reported_again(launcher: Launcher, tmp_pa
     code, out, err = launcher.run("bench", "--read", str(RECORDED), *files)
     assert code == 0, err
     assert "Bars:" in out and "Bars:" in page.read_text()
-    assert plot.read_text().startswith("<svg") and "handover" in plot.read_text()
+    assert plot.read_text().startswith("<svg") and "requests at a time" in plot.read_text()
     assert "| TTFT | short x1 | floor | at most 1.05 |" in table.read_text()
     for options, told in (
         (("--read", str(page)), "no figures of a benchmark"),

@@ -127,7 +127,7 @@ def _not_measured(results: Results, bar: Bar) -> Bar:
     for each in results.left_out:
         if bar.load in each.loads:
             return bar.model_copy(update={"note": each.reason})
-    note = "not measured" if bar.load in results.loads else "not part of this run"
+    note = "no figure of both" if bar.load in results.loads else "not part of this run"
     return bar.model_copy(update={"note": note})
 
 

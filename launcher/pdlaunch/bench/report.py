@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,16 +17,23 @@ _OVER_CONCURRENCY: tuple[tuple[str, Callable[[Row], Spread | None]], ...] = (
     ("Time to first token", lambda row: row.ttft),
     ("End to end", lambda row: row.e2e),
 )
+# Numbers of requests at a time that make a line.
+_SEVERAL = 3
 
 
 def svg(results: Results) -> str:
-    """The one plot for a page of somebody's own: the time to the first token, part by part."""
-    rows = [row for row in analysis.rows(results) if row.handover is not None]
-    drawn = plots.handovers(rows)
+    """The one plot for a page of somebody's own: the time to the first token over concurrency, of
+    the workloads that say most about that."""
+    counts = Counter(load.workload for load in results.loads.values() if load.at_once)
+    enough = min(_SEVERAL, max(counts.values(), default=0))
+    loads = {name: load for name, load in results.loads.items() if counts[load.workload] >= enough}
+    told, of_row = _OVER_CONCURRENCY[0]
+    chosen = results.model_copy(update={"loads": loads})
+    drawn = plots.over_concurrency(chosen, analysis.rows(chosen), told, of_row)
     if drawn is None:
         raise PdError(
-            "no pair was measured, and there is nothing to draw",
-            next_step="measure a transfer mode: --modes push,pull",
+            "nothing was measured with so many requests at a time, and there is nothing to draw",
+            next_step="measure a workload such as short",
         )
     return plots.alone(drawn)
 

@@ -93,7 +93,7 @@ def _file(*names: str, told: str) -> Callable[[Callable[..., None]], Callable[..
 @_file("--read", "read_file", told="Report on the --json file of an earlier run; measure nothing.")
 @_file("--json", "json_file", told="Write all figures, request by request, to this file.")
 @_file("--html", "html_file", told="Write a report with plots; it needs no network.")
-@_file("--svg", "svg_file", told="Write one plot: the parts of the time to the first token.")
+@_file("--svg", "svg_file", told="Write one plot: the time to the first token over concurrency.")
 @_file("--markdown", "markdown_file", told="Write the tables of what users wait for.")
 def bench(
     *,
