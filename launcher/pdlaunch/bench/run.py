@@ -350,7 +350,12 @@ class _Visit:
 
     async def _warm_up(self, load: Load) -> None:
         few = replace(
-            load, requests=_WARM_UP_REQUESTS, at_once=_WARM_UP_REQUESTS, requests_per_s=None
+            load,
+            requests=_WARM_UP_REQUESTS,
+            at_once=_WARM_UP_REQUESTS,
+            requests_per_s=None,
+            # vLLM on CPU cannot cut a prompt that has a seed, as two at a time would be.
+            temperature=0.0,
         )
         await self._sender.run(few, self._url, self._plan, seed=_WARM_UP_SEED, salt=_salt())
 
