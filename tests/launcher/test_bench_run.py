@@ -303,6 +303,9 @@ def test_nothing_starts_for_what_cannot_be_measured(
 def test_a_dry_run_lists_what_would_be_brought_up(launcher: Launcher) -> None:
     code, out, _ = launcher.run(*bench(launcher, "--dry-run", "--modes", "push,pull"))
     assert code == 0
+    title = " ".join(out.split())
+    assert title.startswith("6 deployments, about ")
+    assert "no round that would end after 10" in title
     lines = [line.split() for line in out.splitlines() if "short x1" in line]
     assert [line[:2] for line in lines] == [
         *(["1", "one-engine"], ["1", "push"], ["1", "pull"]),

@@ -69,8 +69,11 @@ def of_results(results: Results) -> list[Sheet]:
 
 def of_schedule(schedule: Schedule) -> Sheet:
     """Which deployments in which order, and which loads each gets."""
+    title = f"{len(schedule.visits)} deployments, about {schedule.expected_s / 60:.0f} minutes"
+    if schedule.within_s is not None:
+        title += f"; after the first, no round that would end after {schedule.within_s / 60:.0f}"
     return Sheet(
-        f"{len(schedule.visits)} deployments, about {schedule.expected_s / 60:.0f} minutes",
+        title,
         ("round", "brought up", "setup", "load", "requests", "seconds"),
         tuple(
             (
