@@ -1,4 +1,4 @@
-"""The smallest benchmark there is, on real engines. What it measures is judged by nobody here."""
+"""The smallest benchmarks there are, on real engines. What they measure is judged by nobody here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pdlaunch.bench import link
 from pdlaunch.bench.results import Results
 from serving import TINY, pdlaunch
 
@@ -32,3 +33,19 @@ def test_one_round_of_short_requests(tmp_path: Path) -> None:
             assert one.prefill.count == one.decode.count == len(one.requests)
             assert one.moved.transfers >= len(one.requests) and one.moved.bytes_moved > 0
     assert page.read_text("utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_a_pair_over_a_slow_link(tmp_path: Path) -> None:
+    if (reason := link.refusal()) is not None:
+        pytest.skip(reason)
+    data = tmp_path / "bench.json"
+    pdlaunch(
+        tmp_path / "state",
+        *("bench", TINY, "--workload", "slow-link", "--modes", "push", "--rounds", "1"),
+        *("--json", str(data)),
+    )
+    found = Results.model_validate_json(data.read_text("utf-8"))
+    assert found.failed_requests == 0 and found.is_identical and found.left_out == ()
+    assert [one.subject for one in found.measurements] == ["floor", "one-engine", "push"]
+    assert [each.is_waiting for each in found.idle if each.subject == "push"] == [False, True]
