@@ -1,4 +1,4 @@
-"""The smallest benchmarks there are, on real engines. What they measure is judged by nobody here."""
+"""The smallest benchmarks there are, on real engines. Nobody here judges what they measure."""
 
 from __future__ import annotations
 
