@@ -170,9 +170,7 @@ def test_caches_are_scattered_once_and_decodes_run_beside_the_load(
     for name in ("engine", "prefill-0", "decode-0"):
         assert err.count(f"scattering the 100 blocks of {name}") == 1
     found = Results.model_validate_json(data.read_text())
-    assert {load.setup.name for load in found.loads.values()} == {
-        "contiguous blocks in push, small caches"
-    }
+    assert {load.setup.name for load in found.loads.values()} == {"contiguous blocks in push"}
     for one in found.measurements:
         assert (one.running_tpot_s is None) == (one.subject == "floor")
     assert "TPOT of running decodes" in out

@@ -44,7 +44,7 @@ _WARM_UP_REQUESTS = 2
 # No load's prompts: they are drawn from rounds from 0.
 _WARM_UP_SEED = 1_000_003
 _BUSY_PROMPT_TOKENS, _BUSY_ANSWER_TOKENS = 16, 2048
-# So slow that one transfer outlasts a look at what a pair takes while it waits: 60 MB take 12 s.
+# So slow that one transfer outlasts a look at what a pair takes while it waits: 100 MB take 20 s.
 _CRAWL_MBIT_PER_S = 40
 _CRAWL_PROMPT_TOKENS, _CRAWL_ANSWER_TOKENS = 2000, 2
 _CRAWL_SETTLE_S, _CRAWL_S = 1.0, 5.0

@@ -95,14 +95,8 @@ BLOCKS_OF_128: Final = Setup(
     ("prefill.block_size_tokens=128", "decode.block_size_tokens=128"),
 )
 CHUNKS_OF_512: Final = Setup("chunks of 512 tokens", ("prefill.args.max-num-batched-tokens=512",))
-# Caches small enough to be gone through in half a minute, on both sides.
 CONTIGUOUS: Final = Setup(
-    "contiguous blocks in push, small caches",
-    (
-        "transfer.extra.push_contiguous_window=1.0",
-        "prefill.kv_cache_gib=0.75",
-        "decode.kv_cache_gib=0.75",
-    ),
+    "contiguous blocks in push", ("transfer.extra.push_contiguous_window=1.0",)
 )
 SLOW_LINK: Final = Setup(
     "two namespaces, 2 Gb/s between them",
