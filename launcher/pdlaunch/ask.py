@@ -14,10 +14,12 @@ from pdlaunch import readiness
 from pdlaunch.engine_metrics import KvMovement, Metrics, kv_movement, scrape_all
 from pdlaunch.errors import PdError
 from pdlaunch.plan import DeploymentPlan
+from pdlaunch.trace import ClientTimes
 
 # Engines publish their counters with a later step than the one that ended the request.
 _COUNTERS_WITHIN_S = 3.0
 _POLL_S = 0.1
+_TIMED_PIECES = 2
 _REQUEST_TIMEOUT_S = 1800.0
 
 
@@ -51,6 +53,9 @@ class Answer:
     timing: Timing
     kv: KvMovement
     had_company: bool
+    # As the decode engine calls it, and for both the name of the transfer.
+    request_id: str
+    client: ClientTimes
 
 
 async def ask(
@@ -73,7 +78,7 @@ async def ask(
     async with httpx.AsyncClient(timeout=_REQUEST_TIMEOUT_S) as client:
         before = await scrape_all(client, plan.engines)
         reply = _Reply()
-        started_s = time.monotonic()
+        sent_ns, started_s = time.time_ns(), time.monotonic()
         try:
             async with client.stream(
                 "POST",
@@ -88,17 +93,22 @@ async def ask(
                     piece = reply.take(event, plan)
                     if piece:
                         reply.first_s = reply.first_s or time.monotonic() - started_s
+                        if len(reply.pieces_ns) < _TIMED_PIECES:
+                            reply.pieces_ns.append(time.time_ns())
                         on_text(piece)
         except httpx.HTTPError as error:
             raise _refused(plan, f"{type(error).__name__} {error}".rstrip()) from error
         total_s = time.monotonic() - started_s
         after = await _settled(client, plan, before)
-    return reply.answer(plan, total_s, before, after)
+    return reply.answer(plan, sent_ns, total_s, before, after)
 
 
 class _Reply:
     def __init__(self) -> None:
         self.first_s: float | None = None
+        # When the first two pieces came: a piece is a token unless the client was slow.
+        self.pieces_ns: list[int] = []
+        self._request_id = ""
         self._text: list[str] = []
         self._finish_reason: str | None = None
         self._prompt_tokens = 0
@@ -112,6 +122,7 @@ class _Reply:
             raise _refused(plan, f"the answer is not JSON: {event[:200]}") from None
         if "error" in chunk:
             raise _refused(plan, str(chunk["error"])[:300])
+        self._request_id = str(chunk.get("id") or self._request_id)
         usage = chunk.get("usage") or {}
         self._prompt_tokens = usage.get("prompt_tokens", self._prompt_tokens)
         self._completion_tokens = usage.get("completion_tokens", self._completion_tokens)
@@ -125,6 +136,7 @@ class _Reply:
     def answer(
         self,
         plan: DeploymentPlan,
+        sent_ns: int,
         total_s: float,
         before: dict[str, Metrics],
         after: dict[str, Metrics],
@@ -160,6 +172,8 @@ class _Reply:
             ),
             kv=moved(after).since(moved(before)),
             had_company=_finished(prefill, before, after) > 1,
+            request_id=self._request_id,
+            client=ClientTimes(sent_ns, *self.pieces_ns),
         )
 
 

@@ -84,6 +84,12 @@ class Terminal:
         # A console makes nothing wider than itself.
         Console(highlight=False, width=max(width, self._out.width)).print(renderable)
 
+    def draw(self, renderable: RenderableType) -> None:
+        """A rich renderable for stderr, as wide as it is."""
+        options = self._err.options.update(max_width=_WIDEST)
+        width = Measurement.get(self._err, options, renderable).maximum
+        Console(stderr=True, highlight=False, width=max(width, self._err.width)).print(renderable)
+
     def status(self, message: str) -> None:
         self._err.print(f"[dim]•[/dim] {escape(message)}")
 

@@ -66,6 +66,11 @@ def log_dir(name: str) -> Path:
     return folder(name) / "logs"
 
 
+def trace_folder(name: str) -> Path:
+    """Where the engines of a deployment stamp their transfers; roles started apart share it."""
+    return folder(name) / "trace"
+
+
 def create_folder(name: str) -> Path:
     """A deployment's folder, readable by its owner only: logs may hold prompts."""
     log_dir(name).mkdir(parents=True, exist_ok=True)

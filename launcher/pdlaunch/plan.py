@@ -60,6 +60,8 @@ class DeploymentPlan(_Plan):
     restarts_per_hour: int
     notes: tuple[str, ...]
     only: ProcessRole | None = None
+    # Where the engines stamp the life of each transfer, if they do.
+    trace_folder: str | None = None
 
     @property
     def router_url(self) -> str:

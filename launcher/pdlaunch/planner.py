@@ -16,6 +16,7 @@ from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
 from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection
 from pdlaunch.recipe_checks import ROLES, Role, is_loopback, named_ports, workers_per_engine
+from pdlaunch.trace import SETTING as TRACE_SETTING
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_CPU_KV_CACHE_GIB = 4.0
@@ -112,6 +113,7 @@ def plan(recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> 
         stop_s=recipe.timeouts.stop_s,
         restarts_per_hour=recipe.restarts_per_hour,
         notes=tuple(planner.notes),
+        trace_folder=_trace_folder(recipe.transfer),
     )
 
 
@@ -163,6 +165,11 @@ def overlay(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 def url(host: str, port: int) -> str:
     """An http URL; IPv6 addresses get their brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _trace_folder(transfer: TransferSection) -> str | None:
+    folder = transfer.extra.get(TRACE_SETTING) if transfer.mode == "push" else None
+    return folder if isinstance(folder, str) and folder else None
 
 
 def _text(value: JsonValue) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from pdlaunch import deployments, engine, hosts, models
+from pdlaunch import deployments, engine, hosts, models, trace
 from pdlaunch.console import Reporter
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
@@ -13,15 +13,28 @@ from pdlaunch.recipe import Recipe, is_path
 from pdlaunch.recipe_loader import Loaded
 
 
-def planned(loaded: Loaded, only: ProcessRole | None) -> DeploymentPlan:
+def planned(loaded: Loaded, only: ProcessRole | None, *, is_traced: bool = False) -> DeploymentPlan:
     """The plan of a recipe on this machine, without building or fetching anything."""
-    recipe = loaded.recipe
+    recipe = _traced(loaded.recipe) if is_traced else loaded.recipe
     if only is not None:
         # Roles of one deployment may share a machine, and each has a life of its own.
         recipe = recipe.model_copy(update={"name": f"{recipe.name}-{only}"})
     facts = hosts.facts_for(recipe, secrets.token_hex(4))
     made = plan(recipe, facts, engine.planned(recipe.engine.variant), _planned_model(recipe))
     return made.model_copy(update={"only": only, "notes": (*loaded.notes, *made.notes)})
+
+
+def _traced(recipe: Recipe) -> Recipe:
+    """The same recipe, with the life of each transfer stamped in the deployment's folder."""
+    transfer = recipe.transfer
+    if transfer.mode != "push":
+        raise UsageError(
+            f"transfers by {transfer.mode} cannot be traced",
+            where="--trace",
+            next_step="leave it out, or set transfer.mode=push",
+        )
+    extra = {**transfer.extra, trace.SETTING: str(deployments.trace_folder(recipe.name))}
+    return recipe.model_copy(update={"transfer": transfer.model_copy(update={"extra": extra})})
 
 
 def check_startable(loaded: Loaded, made: DeploymentPlan) -> None:

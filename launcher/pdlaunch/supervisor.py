@@ -12,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 import httpx
 import psutil
 
-from pdlaunch import deployments, readiness, warm_start
+from pdlaunch import deployments, readiness, trace, warm_start
 from pdlaunch.console import Reporter
 from pdlaunch.deployments import Record, State
 from pdlaunch.errors import Interrupted, PdError
@@ -73,6 +74,8 @@ def supervise(
         if before is not None:
             reporter.status(f"clearing what a crashed {plan.name} left")
             deployments.clear(before)
+        if plan.trace_folder is not None:
+            trace.clear(Path(plan.trace_folder))
         asyncio.run(_Supervisor(plan, reporter, signals).run(on_ready))
     finally:
         held.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -23,9 +24,11 @@ from checks import (
     wait_until_freed,
     wait_until_used,
 )
+from pdlaunch import trace
 from pdlaunch.engine_metrics import KvMovement
+from pdlaunch.trace import Timeline
 from questions import EVERYTHING, HALVES, Question, salted, some, words
-from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
+from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed, pdlaunch
 
 EARLY = 3
 # Behind the router decode may get its leg late: a router that lost a connection may ask again, one
@@ -37,8 +40,35 @@ ABORTS_AT_ONCE = 5
 
 @pytest.fixture(scope="module")
 def pair(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployed(TINY, "e2e-push", tmp_path_factory.mktemp("push")) as deployment:
+    folder = tmp_path_factory.mktemp("push")
+    traces = f"transfer.extra.{trace.SETTING}={folder / 'trace'}"
+    with deployed(TINY, "e2e-push", folder, traces) as deployment:
         yield deployment
+
+
+def test_a_trace_shows_both_engines_from_the_arrival_to_the_token(pair: Deployment) -> None:
+    prompt = " ".join(["traced"] * 300)
+    told = pdlaunch(pair.state, "ask", pair.plan.name, prompt, "--max-tokens", "4", "--json")
+    data = json.loads(told)
+    line = Timeline.model_validate(data["timeline"])
+    assert [span.what for span in line.handover] == [
+        "until the last WRITE begins",
+        "the last WRITE, until decode knows",
+        "the worker's step takes note",
+        "the scheduler takes note",
+        "waits for a step",
+        "computes a token",
+        "the token gets to the client",
+    ]
+    took_s = (line.handover[-1].end_ns - line.handover[0].begin_ns) / 1e9
+    assert 0 < took_s < data["timing"]["ttft_s"]
+    spans = {span.what: span for span in line.spans}
+    assert spans["registers them with prefill"].end_ns < line.handover[0].begin_ns
+    chunks = [span for what, span in spans.items() if what.startswith("computes tokens")]
+    writes = [span for what, span in spans.items() if what.startswith("WRITEs")]
+    assert len(chunks) == len(writes) > 1
+    pairs = zip(chunks, writes, strict=True)
+    assert all(chunk.end_ns <= write.begin_ns for chunk, write in pairs)
 
 
 @pytest.mark.parametrize("first", LATE_AT_MOST)

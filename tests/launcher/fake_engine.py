@@ -37,6 +37,17 @@ vllm:nixl_push_hangs_total 1
 vllm:nixl_push_dropped_messages_total{reason="stray"} 1
 """
 
+NAME = "chatcmpl"
+STAMPS = {
+    "prefill": (
+        *("received", "arrived", "scheduled", "forward_left", "write_begun", "write_done"),
+        *("finished", "transfer_done"),
+    ),
+    "decode": (
+        *("received", "arrived", "allocated", "kv_complete", "kv_collected", "kv_noticed"),
+        *("scheduled", "token"),
+    ),
+}
 ORPHAN = Path(__file__).with_name("shared_file.py")
 
 program, *argv = sys.argv[1:]
@@ -88,6 +99,7 @@ class Handler(BaseHTTPRequestHandler):
             count()
             if "slow_decode" in quirks and '"kv_consumer"' in one.get("--kv-transfer-config", ""):
                 time.sleep(1)
+            stamp()
             text = completion(json.loads(body))
         self.reply(200, text)
 
@@ -105,6 +117,27 @@ def count() -> None:
         counts["transfers"] += 1
 
 
+def stamp() -> None:
+    """What a traced engine writes of a request that takes no time."""
+    config = json.loads(one.get("--kv-transfer-config", "{}"))
+    folder = config.get("kv_connector_extra_config", {}).get("push_trace")
+    if not folder:
+        return
+    side = "prefill" if config["kv_role"] == "kv_producer" else "decode"
+    name = f"{NAME}-{counts['prompts']}"
+    lines: list[dict] = []
+    if counts["prompts"] == 1:
+        lines.append(
+            {"trace": 1, "side": side, "process": "all", "engine": "e", "pid": os.getpid()}
+        )
+    for event in STAMPS[side]:
+        ids = {"transfer": name, "request": f"{name}-{side}"}
+        lines.append({"ns": time.time_ns(), "event": event, "tokens": 7, "write": 0, **ids})
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with (Path(folder) / f"{side}-{os.getpid()}.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
 def completion(body: dict) -> str:
     if not body.get("stream"):
         asked = body.get("kv_transfer_params") or {}
@@ -114,7 +147,8 @@ def completion(body: dict) -> str:
         tops = {"token_id:7": -0.5, "token_id:8": -0.5005 if "close_call" in quirks else -2.5}
         piece = {"choices": [{"text": "Paris", "logprobs": {"top_logprobs": [tops]}}]}
         return f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n"
-    pieces = [{"choices": [{"delta": {"content": text}}]} for text in ("Par", "is")]
+    name = f"{NAME}-{counts['prompts']}"
+    pieces = [{"id": name, "choices": [{"delta": {"content": text}}]} for text in ("Par", "is")]
     pieces.append({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     pieces.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
     return "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"

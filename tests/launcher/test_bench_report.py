@@ -13,6 +13,7 @@ import pytest
 from pdlaunch.bench import bars, report, tables
 from pdlaunch.bench.results import Difference, Results
 from pdlaunch.errors import PdError
+from pdlaunch.trace import Span, Timeline
 
 RECORDED = Path(__file__).with_name("bench_results.json")
 
@@ -155,3 +156,22 @@ def test_modes_that_were_not_measured_leave_no_holes(recorded: Results) -> None:
     page = Page(report.html(only_pull))
     assert page.tags.count("svg") == 3
     assert not [word for word in page.words if "push over the others" in word]
+
+
+def test_the_timeline_of_a_request_is_drawn_where_one_was_traced(
+    recorded: Results, text: str
+) -> None:
+    title = "One request of push, on both engines"
+    assert title not in text
+    spans = (
+        Span(side="prefill", what="computes tokens 0 to 64", begin_ns=0, end_ns=40_000_000),
+        Span(side="decode", what="waits for KV", begin_ns=1_000_000, end_ns=45_500_000),
+    )
+    line = Timeline(spans=spans, handover=(spans[1],))
+    traced = Results.model_validate_json(
+        recorded.model_copy(update={"timeline": line}).model_dump_json()
+    )
+    assert traced.timeline == line
+    words = Page(report.html(traced)).words
+    assert title in words and "computes tokens 0 to 64" in words and "after prefill" in words
+    assert words.count("waits for KV") == 2 and "44.5" in words

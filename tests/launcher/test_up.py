@@ -80,6 +80,52 @@ def test_detached_life(launcher: Launcher) -> None:
     assert launcher.run("status")[0] == 0
 
 
+def test_a_traced_deployment_draws_what_it_is_asked(launcher: Launcher) -> None:
+    assert launcher.run("up", launcher.recipe("a"), "--trace", "--detach")[0] == 0
+    assert len(list(deployments.trace_folder("a").iterdir())) == 2
+
+    code, out, err = launcher.run("ask", "a", "Capital?")
+    assert (code, out) == (0, "Paris\n")
+    told = err.splitlines()
+    assert [each for each in told if each.startswith("prefill") and "tokens 0 to 7" in each]
+    assert [line for line in told if line.startswith("after prefill")]
+    # Nothing of a terminal in what a pipe gets.
+    assert "\x1b" not in err
+
+    data = json.loads(launcher.run("ask", "a", "Capital?", "--json")[1])
+    assert data["timeline"]["request_id"].startswith("chatcmpl-")
+    whats = [span["what"] for span in data["timeline"]["spans"]]
+    assert "waits for the first token" in whats and "computes a token" in whats
+
+    assert launcher.run("down", "a")[0] == 0
+
+
+def test_without_trace_nothing_is_stamped_and_ask_says_what_it_always_said(
+    launcher: Launcher,
+) -> None:
+    assert launcher.run("up", launcher.recipe("a"), "--detach")[0] == 0
+    assert not deployments.trace_folder("a").exists()
+    _, _, err = launcher.run("ask", "a", "Capital?")
+    assert [line.split()[1] for line in err.splitlines()] == [
+        *("TTFT", "decode", "tokens:", "transfer", "decode")
+    ]
+    data = json.loads(launcher.run("ask", "a", "Capital?", "--json")[1])
+    assert not {"timeline", "client", "request_id"} & data.keys()
+    assert launcher.run("down", "a")[0] == 0
+
+
+def test_only_push_can_be_traced(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a")
+    code, _, err = launcher.run("up", recipe, "--trace", "--set", "transfer.mode=pull")
+    assert code == 2 and "transfers by pull cannot be traced" in err
+    _, out, _ = launcher.run("up", recipe, "--trace", "--dry-run", "--json")
+    plan = json.loads(out)
+    assert plan["trace_folder"] == str(deployments.trace_folder("a"))
+    told = [" ".join(process["argv"]) for process in plan["processes"]]
+    expected = f'"push_trace": "{plan["trace_folder"]}"'
+    assert [expected in each for each in told] == [True, True, False]
+
+
 def test_status_tells_what_failed_since_the_start(launcher: Launcher) -> None:
     recipe = launcher.recipe("a", "decode: {env: {FAKE_ENGINE: fails}}\n")
     assert launcher.run("up", recipe, "--detach")[0] == 0

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from pdlaunch.bench.analysis import Handover, Row, Spread
 from pdlaunch.bench.results import Measured, Results
+from pdlaunch.trace import Span, Timeline
 
 # Colours that people with colour blindness tell apart, and shapes for printers.
 _STYLE: dict[Measured, tuple[str, str]] = {
@@ -26,6 +28,7 @@ _PARTS: tuple[tuple[str, str, str], ...] = (
     ("prefill_rest_s", "prefill's rest", "#666666"),
     ("handover_s", "handover", "#d55e00"),
 )
+_SIDES = {"client": "#cc79a7", "prefill": "#009e73", "decode": "#0072b2"}
 _PANEL_INCHES = (4.2, 3.2)
 _ACROSS = 4
 _BAR_INCHES = 0.24
@@ -92,6 +95,37 @@ def handovers(rows: Sequence[Row]) -> str | None:
         *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(_PARTS)
     )
     return _svg(figure, "handover")
+
+
+def timeline(line: Timeline) -> str:
+    """What each side did and when, a row each; below it what followed the prefill, enlarged."""
+    parts = [part for part in (line.spans, line.handover) if part]
+    heights = [_PANEL_MARGIN_INCHES + _BAR_INCHES * len(part) for part in parts]
+    figure = Figure(figsize=(11.0, sum(heights) + _PANEL_MARGIN_INCHES), layout="constrained")
+    panels = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for panel, part in zip(panels, parts, strict=True):
+        _rows(panel, part, line.begin_ns)
+    if line.handover:
+        panels[-1].set_title("after prefill", loc="left", fontsize="medium")
+    panels[-1].set_xlabel("ms since the client sent it")
+    sides = [Patch(color=colour, label=side) for side, colour in _SIDES.items()]
+    figure.legend(handles=sides, loc="outside upper center", ncols=len(sides))
+    return _svg(figure, "timeline")
+
+
+def _rows(panel: Axes, spans: Sequence[Span], since_ns: int) -> None:
+    places = range(len(spans))
+    starts = [(span.begin_ns - since_ns) / 1e6 for span in spans]
+    bars = panel.barh(
+        places,
+        [span.took_ms for span in spans],
+        left=starts,
+        color=[_SIDES[span.side] for span in spans],
+    )
+    panel.bar_label(bars, [f"{span.took_ms:.1f}" for span in spans], padding=2, fontsize="small")
+    panel.set_yticks(places, [span.what for span in spans], fontsize="small")
+    panel.margins(x=0.06)
+    panel.invert_yaxis()
 
 
 def _stack(panel: Axes, rows: Sequence[Row]) -> None:

@@ -71,5 +71,6 @@ def html(results: Results) -> str:
         ties=[each for each in results.differences if each.is_tie],
         drawn=[(what, svg) for what, svg in drawn if svg is not None],
         handovers=plots.handovers(pairs),
+        timeline=plots.timeline(results.timeline) if results.timeline is not None else None,
         sheets=tables.of_results(results),
     )

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from pdlaunch.bench.schedule import Subject
 from pdlaunch.bench.workload import Load
 from pdlaunch.plan import ProcessRole, TransferMode
+from pdlaunch.trace import Timeline
 
 FLOOR: Final = "floor"
 # Sums are rounded in another order when a prompt is cut elsewhere or runs in other company: tokens
@@ -179,6 +180,8 @@ class Results(_Data):
     bring_up_s: tuple[float, ...] = ()
     # What must hold of push; made of all that is above.
     bars: tuple[Bar, ...] = ()
+    # Of one request by push, in a deployment of its own that nothing else was measured on.
+    timeline: Timeline | None = None
 
     @property
     def is_identical(self) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 
 from pdlaunch import __version__, engine, preparation, readiness, recipe_loader
-from pdlaunch.bench import answers, bars, counters, scatter
+from pdlaunch.bench import answers, bars, counters, scatter, tracing
 from pdlaunch.bench.client import Client, client
 from pdlaunch.bench.link import Link, link
 from pdlaunch.bench.results import (
@@ -33,10 +33,11 @@ from pdlaunch.bench.schedule import ONE_ENGINE, Schedule, Subject, Visit, alone
 from pdlaunch.bench.workload import AS_IS, Load, Setup
 from pdlaunch.console import Reporter
 from pdlaunch.engine_metrics import scrape, scrape_all
-from pdlaunch.errors import PdError
+from pdlaunch.errors import Interrupted, PdError
 from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole
 from pdlaunch.recipe_loader import Loaded
 from pdlaunch.supervisor import Signals
+from pdlaunch.trace import Timeline
 
 _SETTLE_S = 2.0
 _IDLE_S = 6.0
@@ -71,6 +72,7 @@ def run(
     reporter: Reporter,
     interrupts: Signals,
     keep: Callable[[Results], None],
+    with_timeline: bool = False,
 ) -> Results:
     """Measure; everything is taken down again, however it ends.
 
@@ -78,6 +80,7 @@ def run(
         settings: KEY=VALUE of which the recipe was loaded.
         left_out: what was asked for and is no part of the schedule.
         keep: called after each deployment with what there is so far, for a run may take an hour.
+        with_timeline: bring up one more pair by push, and trace one request of it.
     """
     started_unix_s, started_s = time.time(), time.monotonic()
     built = engine.planned(loaded.recipe.engine.variant)
@@ -114,21 +117,30 @@ def run(
         )
         for found in carried_out.measure():
             keep(results(found, None))
-        return results(carried_out.found, carried_out.differences())
+        whole = results(carried_out.found, carried_out.differences())
+        if not with_timeline or "push" not in schedule.modes:
+            return whole
+        keep(whole)
+        return whole.model_copy(update={"timeline": carried_out.timeline()})
 
 
 def plan_of(
-    loaded: Loaded, settings: Sequence[str], subject: Subject, setup: Setup = AS_IS
+    loaded: Loaded,
+    settings: Sequence[str],
+    subject: Subject,
+    setup: Setup = AS_IS,
+    *,
+    is_traced: bool = False,
 ) -> DeploymentPlan:
     """The deployment of a subject: a pair of one mode, or the prefill engine as one engine."""
     if setup.settings:
         loaded = recipe_loader.load(loaded.path, (*settings, *setup.settings))
     recipe = loaded.recipe
-    update: dict[str, object] = {"name": f"bench-{subject}"}
+    update: dict[str, object] = {"name": f"bench-{'traced' if is_traced else subject}"}
     if subject != ONE_ENGINE:
         update["transfer"] = recipe.transfer.model_copy(update={"mode": subject})
     changed = Loaded(recipe.model_copy(update=update), loaded.path, loaded.notes)
-    plan = preparation.planned(changed, None)
+    plan = preparation.planned(changed, None, is_traced=is_traced)
     preparation.check_startable(changed, plan)
     return alone(plan) if subject == ONE_ENGINE else plan
 
@@ -201,6 +213,25 @@ class _Run:
                 found=self.found,
             )
             up.run(here.measure(self._schedule))
+
+    def timeline(self) -> Timeline | None:
+        """Trace one request; stamps cost little, but figures shall have cost nothing."""
+        self._reporter.status("one more pair, to trace one request of push")
+        load = tracing.load_of(self._schedule.loads)
+        few = replace(load, requests=_WARM_UP_REQUESTS, requests_per_s=None)
+        plan = plan_of(self._loaded, self._settings, "push", load.setup, is_traced=True)
+        try:
+            with running(plan, self._reporter, self._interrupts) as up:
+                return up.run(self._trace(up.plan, few))
+        except Interrupted:
+            raise
+        except PdError as error:
+            self._reporter.warning(f"no timeline of a request: {error}")
+            return None
+
+    async def _trace(self, plan: DeploymentPlan, load: Load) -> Timeline | None:
+        prompts = await self._sender.prompts(load, plan, seed=_WARM_UP_SEED)
+        return await tracing.timeline(plan, prompts)
 
     def differences(self) -> list[Difference]:
         """Compare all answers; bring one engine up again to ask about those that differ."""

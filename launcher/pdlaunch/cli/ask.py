@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from pdlaunch import deployments
+from pdlaunch import deployments, trace
 from pdlaunch.ask import Answer
 from pdlaunch.ask import ask as send
 from pdlaunch.console import Terminal
+from pdlaunch.trace import Timeline
+
+# Engines write when a transfer ends, which may be a little after the answer.
+_TRACE_WITHIN_S = 2.0
 
 
 @click.command()
@@ -24,10 +29,12 @@ def ask(name: str, prompt: str, max_tokens: int, temperature: float, as_json: bo
     """Ask the deployment NAME one question through its router.
 
     The answer is streamed to stdout; where the time to its first token went, and how its KV came to
-    the decode engine, goes to stderr.
+    the decode engine, goes to stderr. Of a deployment that is up with --trace, so does a timeline
+    of the request on both engines.
     """
     terminal = Terminal()
     record = deployments.need(name)
+    folder = record.plan.trace_folder
     answer = asyncio.run(
         send(
             record.plan,
@@ -38,17 +45,37 @@ def ask(name: str, prompt: str, max_tokens: int, temperature: float, as_json: bo
         )
     )
     if as_json:
-        terminal.data(json.dumps(_as_data(answer), indent=2))
+        line = None if folder is None else _timeline(Path(folder), answer)
+        terminal.data(json.dumps(_as_data(answer, line), indent=2))
         return
     terminal.stream("\n")
-    for line in _report(answer):
-        terminal.status(line)
+    for told in _report(answer):
+        terminal.status(told)
     if answer.kv.bytes_moved == 0:
         terminal.warning(f"no KV moved by {answer.transfer_mode} for this request")
+    if folder is not None:
+        _draw(terminal, Path(folder), answer)
 
 
-def _as_data(answer: Answer) -> dict[str, object]:
+def _draw(terminal: Terminal, folder: Path, answer: Answer) -> None:
+    line = _timeline(folder, answer)
+    if line is None:
+        terminal.warning(f"no engine has traced {answer.request_id} in {folder}")
+    else:
+        terminal.draw(trace.for_terminal(line))
+
+
+def _timeline(folder: Path, answer: Answer) -> Timeline | None:
+    stamps = trace.wait_for(folder, answer.request_id, _TRACE_WITHIN_S)
+    return trace.timeline(stamps, answer.client)
+
+
+def _as_data(answer: Answer, line: Timeline | None) -> dict[str, object]:
     data = asdict(answer)
+    # What only makes sense beside a trace.
+    del data["request_id"], data["client"]
+    if line is not None:
+        data["timeline"] = {"request_id": answer.request_id, **line.model_dump()}
     data["timing"]["handover_s"] = answer.timing.handover_s
     return data
 

@@ -165,6 +165,7 @@ def bench(
             reporter=terminal,
             interrupts=signals,
             keep=files.keep,
+            with_timeline=html_file is not None,
         )
     _report(terminal, results, files)
 

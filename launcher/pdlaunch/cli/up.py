@@ -27,6 +27,12 @@ from pdlaunch.supervisor import SIGNALS, Signals, supervise
     type=click.Choice(get_args(ProcessRole)),
     help="Start this role alone: a deployment over several hosts has one command on each.",
 )
+@click.option(
+    "--trace",
+    "is_traced",
+    is_flag=True,
+    help="Have both engines stamp each transfer; `pdlaunch ask` then draws its request.",
+)
 @click.option("--detach", is_flag=True, help="Return when it is ready, and leave it running.")
 @click.option("--dry-run", is_flag=True, help="Print each host's commands; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: as JSON.")
@@ -36,6 +42,7 @@ def up(
     overrides: tuple[str, ...],
     name: str | None,
     only: ProcessRole | None,
+    is_traced: bool,
     detach: bool,
     dry_run: bool,
     as_json: bool,
@@ -52,7 +59,7 @@ def up(
         overrides = (*overrides, f"name={json.dumps(name)}")
     with interruptible():
         loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
-        plan = preparation.planned(loaded, only)
+        plan = preparation.planned(loaded, only, is_traced=is_traced)
         if dry_run:
             terminal.data(plan.model_dump_json(indent=2) if as_json else render.commands(plan))
             return
