@@ -109,8 +109,8 @@ def test_recipes_that_are_named_are_shipped() -> None:
 
 
 def test_table_of_metrics_is_that_of_the_patches(shipped: Series) -> None:
-    stats = added_lines(shipped, STATS)
-    codes = enumeration(added_lines(shipped, WIRE), "FailureCode")
+    stats = new_file(shipped, STATS)
+    codes = enumeration(new_file(shipped, WIRE), "FailureCode")
     expected = {
         f"{name}{suffix}": {
             label: list(dict.fromkeys(values[position] for values in keys))
@@ -125,7 +125,7 @@ def test_table_of_metrics_is_that_of_the_patches(shipped: Series) -> None:
         parts = [_CODE.findall(part) for part in labels.split(";") if part.strip()]
         found[name.strip("`")] = {label: values for label, *values in parts}
     assert found == expected
-    page = added_lines(shipped, DESIGN_PAGE)
+    page = new_file(shipped, DESIGN_PAGE)
     for name in expected:
         assert f"| `{name}` |" in page
     for code in codes:
@@ -144,7 +144,7 @@ def test_table_of_settings_is_that_of_the_patches(shipped: Series) -> None:
     found = {key.strip("`"): json.loads(default.strip("`")) for key, default, *_ in rows}
     assert found == expected
     for key in expected:
-        assert f"| `{key}` |" in added_lines(shipped, DESIGN_PAGE)
+        assert f"| `{key}` |" in new_file(shipped, DESIGN_PAGE)
 
 
 def test_modes_are_those_of_recipes() -> None:
@@ -231,6 +231,24 @@ def table(text: str, first: str) -> list[list[str]]:
             break
         rows.append([cell.strip() for cell in line.strip("|").split("|")])
     return rows
+
+
+def new_file(shipped: Series, path: str) -> str:
+    """A file that the series creates, as its last patch leaves it."""
+    lines: list[str] = []
+    for patch in shipped.patches:
+        for file in patch.diff:
+            if file.path != path:
+                continue
+            assert lines or file.is_added_file
+            # From the end, so that the hunks before it still name the right lines.
+            for hunk in reversed(file):
+                begin = max(0, hunk.source_start - 1)
+                assert [line[1:] for line in hunk.source] == (
+                    lines[begin : begin + hunk.source_length]
+                )
+                lines[begin : begin + hunk.source_length] = [line[1:] for line in hunk.target]
+    return "".join(lines)
 
 
 def added_lines(shipped: Series, path: str) -> str:
