@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -9,10 +10,10 @@ import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 
 import psutil
 
-from pdlaunch.errors import UsageError
 from pdlaunch.planner import LOOPBACK, Facts, ports_needed
 from pdlaunch.recipe import LOCAL_HOST, Recipe
 from pdlaunch.recipe_checks import is_loopback, named_ports
@@ -74,6 +75,11 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen there now."""
+    return why_not_free(host, port) is None
+
+
+def why_not_free(host: str, port: int) -> str | None:
+    """What keeps a server from listening there now; None where nothing does."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As servers do it: a port is free again while its old connections linger.
@@ -82,13 +88,30 @@ def is_free(host: str, port: int) -> bool:
             probe.bind((host, port))
             # vLLM lets several servers share a port; one that listens already must count.
             probe.listen(1)
-        except OSError:
-            return False
-    return True
+        except PermissionError:
+            return "may not be used without privileges"
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return f"cannot be used: {error.strerror or error}"
+            holder = _holder(port)
+            return "is taken" + (f" by {holder}" if holder else "")
+    return None
 
 
-def check_named_ports(recipe: Recipe, facts: Facts, sections: Iterable[str]) -> None:
-    """Raise for the first port of these sections that the recipe names and somebody has."""
+@dataclass(frozen=True)
+class UnusablePort:
+    """A port that the recipe names for this machine and that no server could listen on now."""
+
+    key: str
+    port: int
+    why: str
+
+
+def unusable_ports(
+    recipe: Recipe, facts: Facts, sections: Iterable[str]
+) -> tuple[UnusablePort, ...]:
+    """The ports that these sections of the recipe name for this machine and cannot have."""
+    found = []
     for key_path, host, first, count in named_ports(recipe):
         address = facts.resolved.get(host, host)
         here = host == LOCAL_HOST or is_loopback(host) or address in facts.local_addresses
@@ -96,14 +119,10 @@ def check_named_ports(recipe: Recipe, facts: Facts, sections: Iterable[str]) -> 
             continue
         bind_to = LOOPBACK if host == LOCAL_HOST else address
         for port in range(first, first + count):
-            if not is_free(bind_to, port):
-                holder = _holder(port)
-                raise UsageError(
-                    f"port {port} is taken" + (f" by {holder}" if holder else ""),
-                    where=".".join(key_path),
-                    next_step=f"stop what holds it, name another port, or set {'.'.join(key_path)} "
-                    "to null to have a free one chosen",
-                )
+            why = why_not_free(bind_to, port)
+            if why is not None:
+                found.append(UnusablePort(".".join(key_path), port, why))
+    return tuple(found)
 
 
 def local_addresses() -> frozenset[str]:

@@ -27,18 +27,25 @@ def find(recipe: Recipe, environ: Mapping[str, str] = os.environ) -> ModelShape 
         return recipe.model_shape
     if recipe.model in OWN_MODELS:
         return OWN_MODELS[recipe.model]
-    config = (
-        Path(recipe.model) / "config.json"
-        if is_path(recipe.model)
-        else _cached_config(recipe.model, environ)
-    )
-    return None if config is None else _read(config)
+    config = config_file(recipe, environ)
+    return None if config is None else read(config)
+
+
+def config_file(recipe: Recipe, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where the model's config.json would be on this machine; None where it cannot be told."""
+    if is_path(recipe.model):
+        return Path(recipe.model) / "config.json"
+    return _cached_config(recipe.model, environ)
+
+
+def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder that hub models are kept in."""
+    home = environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    return Path(environ.get("HF_HUB_CACHE") or Path(home) / "hub")
 
 
 def _cached_config(hub_id: str, environ: Mapping[str, str]) -> Path | None:
-    home = environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    hub = Path(environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    repository = hub / f"models--{hub_id.replace('/', '--')}"
+    repository = hub_cache(environ) / f"models--{hub_id.replace('/', '--')}"
     try:
         revision = (repository / "refs" / "main").read_text("utf-8").strip()
     except OSError:
@@ -46,16 +53,29 @@ def _cached_config(hub_id: str, environ: Mapping[str, str]) -> Path | None:
     return repository / "snapshots" / revision / "config.json"
 
 
-def _read(config: Path) -> ModelShape | None:
+def read(config: Path) -> ModelShape | None:
+    """The shape that a config.json states."""
     try:
         content: Any = json.loads(config.read_text("utf-8"))
     except (OSError, ValueError):
         return None
+    return of_config(content)
+
+
+def text_sizes(content: Any) -> Mapping[str, Any] | None:
+    """The part of a config that describes the language model."""
     if not isinstance(content, dict):
         return None
     # Multimodal models keep the language model's sizes one level down.
     text = content.get("text_config")
-    sizes = text if isinstance(text, dict) else content
+    return text if isinstance(text, dict) else content
+
+
+def of_config(content: Any) -> ModelShape | None:
+    """The shape that the content of a config.json states."""
+    sizes = text_sizes(content)
+    if sizes is None:
+        return None
     heads = sizes.get("num_attention_heads")
     kv_heads = sizes.get("num_key_value_heads", heads)
     layers = sizes.get("num_hidden_layers")

@@ -37,8 +37,8 @@ def _traced(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"transfer": transfer.model_copy(update={"extra": extra})})
 
 
-def check_startable(loaded: Loaded, made: DeploymentPlan) -> None:
-    """Raise where a start cannot work, before anything is built for it."""
+def check_startable(made: DeploymentPlan) -> None:
+    """Raise where a deployment is up already, or belongs to other hosts."""
     record = deployments.read(made.name)
     if record is not None and record.supervisor() is not None:
         raise deployments.already_up(made.name)
@@ -51,9 +51,6 @@ def check_startable(loaded: Loaded, made: DeploymentPlan) -> None:
             where=f"{process.role}.host",
             next_step=f"use{only} --dry-run to see each host's commands",
         )
-    recipe = loaded.recipe
-    facts = hosts.facts_for(recipe, made.launch_id)
-    hosts.check_named_ports(recipe, facts, {process.role for process in made.own})
 
 
 def provide(recipe: Recipe, reporter: Reporter) -> None:

@@ -172,12 +172,7 @@ class ProcessBackend:
         return survivors
 
     def _environment(self, process: ProcessPlan, scratch: Path) -> dict[str, str]:
-        env = {
-            name: value for name, value in self._environ.items() if name not in process.env_unset
-        }
-        env |= process.env
-        for name, value in process.env_prepend.items():
-            env[name] = f"{value}:{env[name]}" if env.get(name) else value
+        env = environment(process, self._environ)
         env["TMPDIR"] = str(scratch)
         env[leftovers.TAG] = self._launch_id
         env[leftovers.PROCESS_TAG] = process.name
@@ -207,6 +202,15 @@ class ProcessBackend:
         self._seen = {process for process in self._seen if leftovers.is_alive(process)}
         self._shared_memory |= leftovers.shared_memory_of(self._seen)
         return list(self._seen)
+
+
+def environment(process: ProcessPlan, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a plan makes of an inherited environment."""
+    env = {name: value for name, value in environ.items() if name not in process.env_unset}
+    env |= process.env
+    for name, value in process.env_prepend.items():
+        env[name] = f"{value}:{env[name]}" if env.get(name) else value
+    return env
 
 
 def tail(log: Path, lines: int) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pdlaunch import hosts
-from pdlaunch.errors import UsageError
 from pdlaunch.recipe import Recipe
 
 
@@ -29,19 +28,29 @@ def test_taken_port_names_key_port_and_holder(listener: int) -> None:
         {"name": "a", "model": "Org/Model", "router": {"port": listener}}
     )
     facts = hosts.facts_for(recipe, "x")
-    with pytest.raises(UsageError) as caught:
-        hosts.check_named_ports(recipe, facts, ["router"])
-    message = str(caught.value)
-    assert f"port {listener} is taken by process {os.getpid()}" in message
-    assert "where: router.port" in message
-    hosts.check_named_ports(recipe, facts, ["prefill", "decode"])
+    (found,) = hosts.unusable_ports(recipe, facts, ["router"])
+    assert (found.key, found.port) == ("router.port", listener)
+    assert found.why.startswith(f"is taken by process {os.getpid()} ")
+    assert hosts.unusable_ports(recipe, facts, ["prefill", "decode"]) == ()
+
+
+def test_every_taken_port_of_replicas_is_named(listener: int) -> None:
+    recipe = Recipe.model_validate(
+        {"name": "a", "model": "Org/Model", "decode": {"port": listener - 1, "replicas": 3}}
+    )
+    found = hosts.unusable_ports(recipe, hosts.facts_for(recipe, "x"), ["decode"])
+    assert listener in [each.port for each in found]
 
 
 def test_ports_of_other_hosts_are_not_checked_here(listener: int) -> None:
     recipe = Recipe.model_validate(
         {"name": "a", "model": "Org/Model", "decode": {"host": "203.0.113.9", "port": listener}}
     )
-    hosts.check_named_ports(recipe, hosts.facts_for(recipe, "x"), ["decode"])
+    assert hosts.unusable_ports(recipe, hosts.facts_for(recipe, "x"), ["decode"]) == ()
+
+
+def test_address_that_is_not_ours_is_told_apart_from_a_taken_port() -> None:
+    assert "cannot be used" in str(hosts.why_not_free("203.0.113.9", 20000))
 
 
 def test_free_ports_are_distinct_and_free() -> None:

@@ -82,3 +82,35 @@ def test_local_is_a_routable_address_when_the_other_role_is_elsewhere(
     prefill = json.loads(out)["processes"][0]
     assert prefill["url"] == f"http://{ADDRESSES.prefill}:8100"
     assert prefill["env"]["VLLM_NIXL_SIDE_CHANNEL_HOST"] == ADDRESSES.prefill
+
+
+def test_doctor_tells_a_host_that_waits_from_one_that_cannot_be_reached(
+    launcher: Launcher, hosts: Hosts
+) -> None:
+    recipe = launcher.recipe(
+        "a",
+        f"prefill: {{host: {ADDRESSES.prefill}}}\n"
+        f"decode: {{host: {ADDRESSES.decode}}}\n"
+        f"router: {{host: {ADDRESSES.prefill}}}\n",
+    )
+
+    def reachability() -> list[dict[str, str]]:
+        _, out, _ = launcher.run("doctor", recipe, "--json", namespace=hosts.prefill)
+        return [each for each in json.loads(out)["findings"] if each["check"] == "reachability"]
+
+    waiting = reachability()
+    assert [each["state"] for each in waiting] == ["ok", "ok"]
+    assert "side channel 5700 of decode-0" in waiting[1]["evidence"]
+    assert all("nothing listens there yet" in each["evidence"] for each in waiting)
+
+    code, _, err = launcher.run(
+        "up", recipe, "--only", "decode", "--detach", namespace=hosts.decode
+    )
+    assert code == 0, err
+    assert reachability()[0]["evidence"].endswith("answers")
+    assert launcher.run("down", "--all")[0] == 0
+
+    ip("-n", hosts.decode, "link", "set", "pdl0", "down")
+    cut = reachability()
+    assert [each["state"] for each in cut] == ["error", "error"]
+    assert all("security group" in each["remedy"] for each in cut)

@@ -157,6 +157,54 @@ def test_engine_that_dies_at_start_is_reported_with_cause_and_log(launcher: Laun
     assert deployments.read("a") is None
 
 
+@pytest.mark.parametrize("command", [("up",), ("up", "--detach")])
+def test_up_refuses_what_cannot_work_before_it_builds_anything(
+    launcher: Launcher, command: tuple[str, ...]
+) -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 8, "num_hidden_layers": 8}
+    (launcher.folder / "model").mkdir()
+    (launcher.folder / "model" / "config.json").write_text(
+        json.dumps({**sizes, "head_dim": 128, "dtype": "bfloat16"})
+    )
+    (launcher.folder / "model" / "model.safetensors").write_bytes(b"weights")
+    recipe = launcher.recipe("a", "decode: {kv_cache_gib: 0.1}\nmax_model_len_tokens: 8192\n")
+    code, _, err = launcher.run(*command, recipe)
+    assert code == 2
+    assert "decode: 102.4 MiB a worker at 32.0 KiB a token hold 3264 tokens, and one request" in err
+    assert "where: decode.kv_cache_gib" in err
+    assert "next:  lower max_model_len_tokens, or give it more: decode.kv_cache_gib 0.25" in err
+    assert deployments.read("a") is None
+
+
+def test_up_refuses_several_things_at_once(launcher: Launcher) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        code, _, err = launcher.run(
+            "up",
+            launcher.recipe("a", f"router: {{port: {port}}}\n"),
+            *("--set", "prefill.kv_cache_gib=1000000"),
+        )
+    assert code == 2
+    assert "2 things keep it from working" in err
+    assert f"router.port: port {port} is taken by process " in err
+    assert "memory: KV caches and weights take" in err
+
+
+def test_up_warns_of_what_works_less_well(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    code, _, err = launcher.run(
+        "up", launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: dies=7}}\n")
+    )
+    assert code == 7
+    assert "warning: requests to 127.0.0.1 would go through the proxy" in err
+    assert "export NO_PROXY=127.0.0.1" in err
+
+
 def test_detached_start_that_fails_reports_the_same(launcher: Launcher) -> None:
     code, _, err = launcher.run(
         "up", launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: dies=7}}\n"), "--detach"

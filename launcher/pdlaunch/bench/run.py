@@ -32,6 +32,7 @@ from pdlaunch.bench.running import running
 from pdlaunch.bench.schedule import ONE_ENGINE, Schedule, Subject, Visit, alone
 from pdlaunch.bench.workload import AS_IS, Load, Setup
 from pdlaunch.console import Reporter
+from pdlaunch.doctor import examination
 from pdlaunch.engine_metrics import scrape, scrape_all
 from pdlaunch.errors import Interrupted, PdError
 from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole
@@ -141,7 +142,8 @@ def plan_of(
         update["transfer"] = recipe.transfer.model_copy(update={"mode": subject})
     changed = Loaded(recipe.model_copy(update=update), loaded.path, loaded.notes)
     plan = preparation.planned(changed, None, is_traced=is_traced)
-    preparation.check_startable(changed, plan)
+    preparation.check_startable(plan)
+    examination.before_start(changed.recipe, plan)
     return alone(plan) if subject == ONE_ENGINE else plan
 
 

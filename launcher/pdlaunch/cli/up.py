@@ -13,6 +13,7 @@ import click
 
 from pdlaunch import detached, preparation, recipe_loader, render
 from pdlaunch.console import Terminal
+from pdlaunch.doctor import examination
 from pdlaunch.errors import Interrupted, UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
 from pdlaunch.supervisor import SIGNALS, Signals, supervise
@@ -63,9 +64,11 @@ def up(
         if dry_run:
             terminal.data(plan.model_dump_json(indent=2) if as_json else render.commands(plan))
             return
-        preparation.check_startable(loaded, plan)
+        preparation.check_startable(plan)
         for note in plan.notes:
             terminal.warning(note)
+        for finding in examination.before_start(loaded.recipe, plan):
+            terminal.warning(f"{finding.evidence}: {finding.remedy}")
         preparation.provide(loaded.recipe, terminal)
     terminal.status(f"starting {plan.name}: {plan.served_name}, KV by {plan.mode}")
     signals = Signals()

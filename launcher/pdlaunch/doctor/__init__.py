@@ -1,0 +1,1 @@
+"""`pdlaunch doctor`: facts are gathered first, then judged by pure functions. Mends nothing."""
