@@ -95,8 +95,18 @@ def ports_needed(recipe: Recipe) -> int:
     return 2 * (recipe.prefill.replicas + recipe.decode.replicas) + 2
 
 
-def plan(recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> DeploymentPlan:
-    """The deployment that a recipe describes, on a machine with these facts."""
+def plan(
+    recipe: Recipe,
+    facts: Facts,
+    engine: Engine,
+    model: ModelLocation,
+    *,
+    discovery: Mapping[str, JsonValue] | None = None,
+) -> DeploymentPlan:
+    """The deployment that a recipe describes, on a machine with these facts.
+
+    discovery: flags by which the router finds its engines. None: by their addresses.
+    """
     planner = _Planner(recipe, facts, engine, model)
     engines = tuple(planner.engines())
     return DeploymentPlan(
@@ -107,7 +117,7 @@ def plan(recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> 
         mode=recipe.transfer.mode,
         engine_version=engine.version,
         largest_block_tokens=max(recipe.prefill.block_size_tokens, recipe.decode.block_size_tokens),
-        processes=(*engines, planner.router(engines)),
+        processes=(*engines, planner.router(engines, discovery)),
         ready_s=recipe.timeouts.ready_s,
         request_s=recipe.timeouts.request_s,
         stop_s=recipe.timeouts.stop_s,
@@ -203,7 +213,9 @@ class _Planner:
             for replica in range(self._recipe.role(role).replicas):
                 yield self._engine_process(role, replica)
 
-    def router(self, engines: Sequence[ProcessPlan]) -> ProcessPlan:
+    def router(
+        self, engines: Sequence[ProcessPlan], discovery: Mapping[str, JsonValue] | None
+    ) -> ProcessPlan:
         section = self._recipe.router
         host = LOOPBACK if section.host == LOCAL_HOST else self._resolve(section.host)
         port = self._port("router", "port", 0)
@@ -217,8 +229,11 @@ class _Planner:
             *("--prometheus-host", host),
             *("--prometheus-port", str(metrics_port)),
         ]
-        for process in engines:
-            argv += [f"--{process.role}", process.url]
+        if discovery is None:
+            for process in engines:
+                argv += [f"--{process.role}", process.url]
+        else:
+            argv += flags(discovery)
         argv += flags(overlay(ROUTER_ARGS, section.args))
         # An address to listen on everywhere is none to connect to.
         reached_at = LOOPBACK if _is_unspecified(host) else host

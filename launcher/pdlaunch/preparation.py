@@ -20,7 +20,7 @@ def planned(loaded: Loaded, only: ProcessRole | None, *, is_traced: bool = False
         # Roles of one deployment may share a machine, and each has a life of its own.
         recipe = recipe.model_copy(update={"name": f"{recipe.name}-{only}"})
     facts = hosts.facts_for(recipe, secrets.token_hex(4))
-    made = plan(recipe, facts, engine.planned(recipe.engine.variant), _planned_model(recipe))
+    made = plan(recipe, facts, engine.planned(recipe.engine.variant), planned_model(recipe))
     return made.model_copy(update={"only": only, "notes": (*loaded.notes, *made.notes)})
 
 
@@ -63,7 +63,8 @@ def provide(recipe: Recipe, reporter: Reporter) -> None:
         models.ensure_random(name, built, reporter)
 
 
-def _planned_model(recipe: Recipe) -> ModelLocation:
+def planned_model(recipe: Recipe) -> ModelLocation:
+    """Where a recipe's model is, or would be, on this machine. Touches nothing."""
     kind, _, name = recipe.model.partition(":")
     if kind == "embedded":
         return ModelLocation(str(models.planned_embedded(name)), is_local=True)

@@ -7,7 +7,7 @@ import sys
 import click
 
 from pdlaunch import __version__
-from pdlaunch.cli import ask, bench, build, deployment, doctor, engine, patch, recipe, up
+from pdlaunch.cli import ask, bench, build, deployment, doctor, engine, patch, recipe, render, up
 from pdlaunch.console import Terminal
 from pdlaunch.errors import Interrupted, PdError
 
@@ -26,6 +26,7 @@ cli.add_command(ask.ask)
 cli.add_command(bench.bench)
 cli.add_command(doctor.doctor)
 cli.add_command(recipe.recipe)
+cli.add_command(render.render)
 cli.add_command(build.build)
 cli.add_command(engine.engine)
 cli.add_command(patch.patch)

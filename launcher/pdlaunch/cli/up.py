@@ -11,11 +11,12 @@ from typing import get_args
 
 import click
 
-from pdlaunch import detached, preparation, recipe_loader, render
+from pdlaunch import detached, preparation, recipe_loader
 from pdlaunch.console import Terminal
 from pdlaunch.doctor import examination
 from pdlaunch.errors import Interrupted, UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
+from pdlaunch.render import shell
 from pdlaunch.supervisor import SIGNALS, Signals, supervise
 
 
@@ -62,7 +63,7 @@ def up(
         loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
         plan = preparation.planned(loaded, only, is_traced=is_traced)
         if dry_run:
-            terminal.data(plan.model_dump_json(indent=2) if as_json else render.commands(plan))
+            terminal.data(plan.model_dump_json(indent=2) if as_json else shell.commands(plan))
             return
         preparation.check_startable(plan)
         for note in plan.notes:
