@@ -4,7 +4,7 @@ BIN := .venv/bin
 SET_UP := .venv/set-up
 DEMO := demo
 
-.PHONY: help demo test test-slow faults soak bench-stopped-peer sim test-upstream lint format clean
+.PHONY: help demo test test-slow faults soak bench-stopped-peer sim test-upstream golden lint format clean
 
 help:
 	@echo "make demo           one question to a real model over prefill and decode, from nothing"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-stopped-peer  decode's steps beside a prefill engine that is stopped"
 	@echo "make sim            a million random histories of the push protocol, with faults"
 	@echo "make test-upstream  vLLM's own tests, on the stock and on the patched build"
+	@echo "make golden         rendered output that tests compare, written anew"
 	@echo "make lint           ruff and mypy"
 	@echo "make format         let ruff format the code"
 	@echo "make clean          remove .venv and caches of tools; engines and models stay cached"
@@ -54,6 +55,9 @@ sim: $(SET_UP)
 
 test-upstream: $(SET_UP)
 	$(BIN)/python tests/upstream/run.py
+
+golden: $(SET_UP)
+	$(BIN)/python tests/launcher/golden_files.py
 
 lint: $(SET_UP)
 	$(BIN)/ruff check

@@ -309,8 +309,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (
                 _mean("vllm:nixl_xfer_time_seconds", "", "transfer"),
                 _mean("vllm:nixl_post_time_seconds", "", "post"),
-                _mean("vllm:nixl_num_descriptors", "", "descriptors (count)"),
             ),
+        ),
+        Panel(
+            "Descriptors of a transfer",
+            "short",
+            "Mean. Blocks that lie scattered need more of them.",
+            (_mean("vllm:nixl_num_descriptors", "", "descriptors"),),
         ),
         Panel(
             "Failures",
