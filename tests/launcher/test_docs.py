@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import itertools
 import json
 import os
 import re
@@ -202,7 +203,8 @@ def pdlaunch_words(line: str) -> list[str]:
     """The arguments of a line that runs pdlaunch; none where it runs something else."""
     if not line.startswith("pdlaunch "):
         return []
-    return shlex.split(line, comments=True)[1:]
+    words = shlex.split(line, comments=True)[1:]
+    return list(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
 
 
 def parse(words: list[str], *, incomplete: bool) -> None:

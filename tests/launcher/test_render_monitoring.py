@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import promql_parser
+import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from pdlaunch import deployments
 from pdlaunch.cli import cli
+from pdlaunch.deployments import Record
 from pdlaunch.engine_metrics import Metrics
 from pdlaunch.errors import UsageError
+from pdlaunch.paths import recipes_dir
 from pdlaunch.render import monitoring
 from record_metrics import RECORDED
+from test_planner import planned, recipe
 
 PAGES = {role: (RECORDED / f"{role}.txt").read_text() for role in ("prefill", "decode", "router")}
 TARGET_LABELS = {monitoring.ROLE_LABEL, monitoring.DEPLOYMENT_LABEL, "instance"}
@@ -206,3 +211,35 @@ def test_ports_that_are_chosen_at_start_are_no_targets(tmp_path: Path) -> None:
     assert isinstance(result.exception, UsageError)
     assert "prefill.port" in str(result.exception)
     assert not (tmp_path / "none").exists()
+
+
+def test_a_deployment_that_runs_gives_the_ports_that_it_has(state: Path, tmp_path: Path) -> None:
+    plan = planned(recipe(name="running"))
+    me = psutil.Process()
+    deployments.create_folder(plan.name)
+    deployments.write(
+        Record(
+            plan=plan,
+            state="ready",
+            supervisor_pid=me.pid,
+            supervisor_created_s=me.create_time(),
+            started_unix_s=0,
+            pids={},
+            restarts={},
+        )
+    )
+    out = tmp_path / "monitoring"
+    result = CliRunner().invoke(cli, ["render", "monitoring", "running", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    (job,) = yaml.safe_load((out / "prometheus.yaml").read_text())["scrape_configs"]
+    assert [static["targets"] for static in job["static_configs"]] == [
+        [f"127.0.0.1:{process.metrics_port or process.port}"] for process in plan.processes
+    ]
+
+
+def test_a_recipe_by_its_whole_path_is_no_deployment_s_name(state: Path, tmp_path: Path) -> None:
+    path = recipes_dir().resolve() / "qwen3-32b-p5en.yaml"
+    result = CliRunner().invoke(
+        cli, ["render", "monitoring", str(path), "--out", str(tmp_path / "monitoring")]
+    )
+    assert result.exit_code == 0, result.output

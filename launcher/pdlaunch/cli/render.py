@@ -226,9 +226,9 @@ def monitoring_files(recipe: str, overrides: tuple[str, ...], out_dir: Path) -> 
 
 
 def _watched(recipe: str, overrides: tuple[str, ...], terminal: Terminal) -> DeploymentPlan:
-    record = None if overrides else deployments.read(recipe)
-    if record is not None and record.supervisor() is not None:
-        return record.plan
+    for record in deployments.all_records():
+        if record.name == recipe and record.supervisor() is not None:
+            return record.plan
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
     for note in loaded.notes:
         terminal.warning(note)

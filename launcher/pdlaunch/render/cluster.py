@@ -55,8 +55,6 @@ class Settings:
     gpus_per_node: int = 8
     cpus_per_worker: int | None = None
     memory_gib_per_worker: int | None = None
-    shm_gib: int = 32
-    huge_pages_mib: int = 5120
     node_selector: Mapping[str, str] = field(default_factory=dict)
     # Whose pods may read the engines' metrics.
     monitoring_namespace: str = "monitoring"

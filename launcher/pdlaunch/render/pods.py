@@ -39,6 +39,11 @@ _VOLUME_GROUP = 2000
 # The cluster's device plugins decide which devices a container sees.
 _CLUSTER_DECIDES = ("CUDA_VISIBLE_DEVICES",)
 
+# NCCL and UCX move between an engine's workers through it.
+_SHM_GIB = {"cuda": 32, "cpu": 4}
+# What EKS's images set aside on a node is a little more than twice that: two engines have room.
+_HUGE_PAGES_MIB = 5120
+
 _STARTUP_PERIOD_S = 10
 # Whoever sends to a pod still does so until it has learned that the pod is to go.
 _LEARN_S = 5
@@ -104,7 +109,10 @@ def engine(
             {"name": "models", **_models(settings)},
             {
                 "name": "shm",
-                "emptyDir": {"medium": "Memory", "sizeLimit": f"{settings.shm_gib}Gi"},
+                "emptyDir": {
+                    "medium": "Memory",
+                    "sizeLimit": f"{_SHM_GIB[recipe.engine.variant]}Gi",
+                },
             },
         ],
     }
@@ -244,7 +252,9 @@ def _resources(recipe: Recipe, role: Role, settings: Settings) -> dict[str, Any]
     cuda = recipe.engine.variant == "cuda"
     cpus = settings.cpus_per_worker or (8 if cuda else 1)
     # Shared memory counts as the pod's.
-    memory = lies.workers_per_node * memory_gib(recipe, role, settings) + settings.shm_gib
+    memory = (
+        lies.workers_per_node * memory_gib(recipe, role, settings) + _SHM_GIB[recipe.engine.variant]
+    )
     limits = {"memory": f"{memory}Gi"}
     if cuda:
         limits["nvidia.com/gpu"] = str(lies.workers_per_node)
@@ -252,7 +262,7 @@ def _resources(recipe: Recipe, role: Role, settings: Settings) -> dict[str, Any]
         limits["vpc.amazonaws.com/efa"] = str(lies.efa_per_node)
         env = {**recipe.engine.env, **section.env}
         if env.get("FI_EFA_USE_HUGE_PAGE") == "1":
-            limits["hugepages-2Mi"] = f"{settings.huge_pages_mib}Mi"
+            limits["hugepages-2Mi"] = f"{_HUGE_PAGES_MIB}Mi"
     return {
         "requests": {"cpu": str(lies.workers_per_node * cpus), "memory": f"{memory}Gi"},
         "limits": limits,
