@@ -32,6 +32,7 @@ PAGES = (
     "CHANGELOG.md",
     "patches/README.md",
     "docs/faults.md",
+    "docs/p5en.md",
     "docs/support.md",
 )
 STREAMING = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming"

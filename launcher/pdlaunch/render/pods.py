@@ -41,7 +41,7 @@ _CLUSTER_DECIDES = ("CUDA_VISIBLE_DEVICES",)
 
 # NCCL and UCX move between an engine's workers through it.
 _SHM_GIB = {"cuda": 32, "cpu": 4}
-# What EKS's images set aside on a node is a little more than twice that: two engines have room.
+# EFA's driver sets 5128 pages of 2 MiB aside on an instance: room for two engines.
 _HUGE_PAGES_MIB = 5120
 
 _STARTUP_PERIOD_S = 10
