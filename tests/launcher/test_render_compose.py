@@ -12,12 +12,18 @@ from compose_spec import PyCompose
 from pdlaunch import planner, recipe_loader
 from pdlaunch.cli import cli
 from pdlaunch.errors import UsageError
+from pdlaunch.paths import recipes_dir
 from pdlaunch.planner import Facts, ModelLocation
+from pdlaunch.recipe import LOCAL_HOST
 from pdlaunch.render import cluster, compose, documents
 from rendering import ENGINE
 
 # All but those whose roles are on hosts of their own.
-RECIPES = ("qwen3-0.6b-gpu", "reference", "smollm2-135m-cpu", "tiny-qwen3-cpu")
+RECIPES = sorted(
+    path.stem
+    for path in recipes_dir().glob("*.yaml")
+    if recipe_loader.load(path, ()).recipe.prefill.host == LOCAL_HOST
+)
 
 
 def rendered(name: str, *overrides: str, image: str = "registry.example/pdlaunch:1") -> str:

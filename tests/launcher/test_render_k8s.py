@@ -398,6 +398,8 @@ EFA = "prefill.efa_interfaces"
         ("qwen3-32b-p5en", (), {"name": "1-digit-first"}, "--name"),
         ("qwen3-32b-p5en", (), {"name": "x" * 50}, "--name"),
         ("qwen3-32b-p5en", (), {"namespace": "a.b"}, "--namespace"),
+        ("qwen3-32b-p5en", (), {"hub_token_secret": "my token"}, "--hub-token-secret"),
+        ("qwen3-32b-p5en", (), {"model_claim": "Models"}, "--model-claim"),
         ("qwen3-32b-p5en", TP8, {"gpus_per_node": 3}, "prefill.tensor_parallel"),
         ("qwen3-32b-p5en", (*TP8, "prefill.efa_interfaces=9"), {"gpus_per_node": 4}, EFA),
         ("qwen3-32b-p5en", (), {"scale_to": {"decode": 1}}, "--scale-decode-to"),

@@ -25,6 +25,7 @@ from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
 from pdlaunch.render import monitoring
 from record_metrics import RECORDED
+from test_docs import table
 from test_planner import planned, recipe
 
 PAGES = {role: (RECORDED / f"{role}.txt").read_text() for role in ("prefill", "decode", "router")}
@@ -126,6 +127,13 @@ def test_counters_are_rated_and_gauges_are_not() -> None:
             histogram = re.sub(r"_(bucket|sum|count)$", "", name)
             kind = types.get(name) or types[histogram]
             assert (name in rated) == (kind != "gauge"), name
+
+
+def test_recorded_pages_are_those_of_this_series() -> None:
+    rows = table((Path(__file__).parents[2] / "README.md").read_text(), "metric")
+    for name in (row[0].strip("`") for row in rows):
+        for role in ("prefill", "decode"):
+            assert f"# TYPE {name} " in PAGES[role], "record again: see record_metrics.py"
 
 
 def test_every_metric_of_push_is_shown() -> None:

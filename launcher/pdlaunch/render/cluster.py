@@ -15,7 +15,7 @@ from pdlaunch.plan import DeploymentPlan
 from pdlaunch.planner import DEFAULT_CPU_KV_CACHE_GIB, Facts, ModelLocation, plan
 from pdlaunch.recipe import Recipe
 from pdlaunch.recipe_checks import ROLES, Role, workers_per_engine
-from pdlaunch.render.documents import LONGEST_LABEL, check_label
+from pdlaunch.render.documents import LONGEST_LABEL, check_label, check_reference
 
 # Kubernetes puts the variable's value there. Each server listens on its pod's own address alone,
 # and NIXL advertises what it is bound to.
@@ -82,6 +82,10 @@ def check(recipe: Recipe, settings: Settings) -> None:
     check_label(settings.name, "--name", longest=_LONGEST_NAME)
     check_label(settings.namespace, "--namespace")
     check_label(settings.monitoring_namespace, "--monitoring-namespace")
+    check_reference(settings.side_channel_secret, "--side-channel-secret")
+    check_reference(settings.hub_token_secret, "--hub-token-secret")
+    if settings.model_claim is not None:
+        check_reference(settings.model_claim, "--model-claim")
     for role in ROLES:
         layout(recipe, role, settings)
         most = settings.scale_to.get(role)

@@ -14,6 +14,8 @@ from pdlaunch.errors import UsageError
 # RFC 1035, which Services demand; other kinds allow a digit first.
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 LONGEST_LABEL = 63
+# RFC 1123, for what is only referred to: Secrets, claims.
+_SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -60,5 +62,20 @@ def check_label(text: str, where: str, *, longest: int = LONGEST_LABEL) -> str:
             "a letter first, no dash last",
             where=where,
             next_step=f"name another with {where}",
+        )
+    return text
+
+
+def check_reference(text: str, where: str) -> str:
+    """The text, if an object that exists in a cluster may have it as its name.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not _SUBDOMAIN.fullmatch(text):
+        raise UsageError(
+            f"{text!r} cannot be the name of an object in a cluster",
+            where=where,
+            next_step="name it as `kubectl get` shows it",
         )
     return text
