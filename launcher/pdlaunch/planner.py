@@ -102,12 +102,14 @@ def plan(
     model: ModelLocation,
     *,
     discovery: Mapping[str, JsonValue] | None = None,
+    engine_ids: Mapping[Role, str] | None = None,
 ) -> DeploymentPlan:
     """The deployment that a recipe describes, on a machine with these facts.
 
     discovery: flags by which the router finds its engines. None: by their addresses.
+    engine_ids: for roles whose engines are started in several parts, which must agree on one.
     """
-    planner = _Planner(recipe, facts, engine, model)
+    planner = _Planner(recipe, facts, engine, model, engine_ids or {})
     engines = tuple(planner.engines())
     return DeploymentPlan(
         name=recipe.name,
@@ -127,11 +129,13 @@ def plan(
     )
 
 
-def transfer_config(transfer: TransferSection, role: Role) -> dict[str, Any]:
+def transfer_config(
+    transfer: TransferSection, role: Role, engine_id: str | None = None
+) -> dict[str, Any]:
     """The value of --kv-transfer-config for one engine.
 
-    It names no engine id: vLLM draws one at each start, and an engine that was restarted must not
-    be taken for the one before it.
+    It names no engine id where it can: vLLM draws one at each start, and an engine that was
+    restarted must not be taken for the one before it.
     """
     extra: dict[str, Any] = dict(transfer.extra)
     if transfer.backends is not None:
@@ -143,6 +147,8 @@ def transfer_config(transfer: TransferSection, role: Role) -> dict[str, Any]:
         "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
         "kv_load_failure_policy": transfer.load_failure_policy,
     }
+    if engine_id is not None:
+        config["engine_id"] = engine_id
     if extra:
         config["kv_connector_extra_config"] = extra
     return config
@@ -187,11 +193,19 @@ def _text(value: JsonValue) -> str:
 
 
 class _Planner:
-    def __init__(self, recipe: Recipe, facts: Facts, engine: Engine, model: ModelLocation) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        facts: Facts,
+        engine: Engine,
+        model: ModelLocation,
+        engine_ids: Mapping[Role, str],
+    ) -> None:
         self._recipe = recipe
         self._facts = facts
         self._engine = engine
         self._model = model
+        self._engine_ids = engine_ids
         self.notes: list[str] = []
         hosts = [recipe.prefill.host, recipe.decode.host]
         self._all_here = all(self._is_here(host) for host in [*hosts, recipe.router.host])
@@ -302,7 +316,7 @@ class _Planner:
             yield from ("--kv-cache-memory-bytes", str(int(cache_gib * 2**30)))
         if section.gpu_memory_fraction is not None:
             yield from ("--gpu-memory-utilization", str(section.gpu_memory_fraction))
-        config = transfer_config(recipe.transfer, role)
+        config = transfer_config(recipe.transfer, role, self._engine_ids.get(role))
         yield from ("--kv-transfer-config", json.dumps(config))
         yield from flags(overlay(ENGINE_ARGS, recipe.engine.args, section.args))
 

@@ -200,6 +200,7 @@ def test_p5en_pods_get_what_efa_needs(role: str) -> None:
     assert wanted.items() <= env.items()
     assert "CUDA_VISIBLE_DEVICES" not in env
     transfer = json.loads(flag(engine["args"], "--kv-transfer-config"))
+    assert "engine_id" not in transfer
     assert transfer["kv_connector_extra_config"]["backends"] == ["LIBFABRIC"]
     (template,) = pod_templates(of_kind(objects, "Deployment", role))
     (term,) = template["spec"]["affinity"]["podAffinity"][
@@ -344,6 +345,12 @@ def test_an_engine_over_two_nodes_is_one_group() -> None:
         assert flag(each["args"], "--node-rank") == "$(LWS_WORKER_INDEX)"
         assert flag(each["args"], "--master-addr") == "$(LWS_LEADER_ADDRESS)"
         assert environment(each)["VLLM_HOST_IP"] == "$(POD_IP)"
+    # Each node would draw one of its own, and peers would refuse the ranks of the second.
+    ids = {
+        json.loads(flag(each["args"], "--kv-transfer-config"))["engine_id"]
+        for each in (leader, worker)
+    }
+    assert ids == {"$(LWS_LEADER_ADDRESS)"}
     assert "--headless" in worker["args"] and "--headless" not in leader["args"]
     assert "startupProbe" in leader and "startupProbe" not in worker
     assert "ports" not in worker

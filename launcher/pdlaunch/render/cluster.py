@@ -21,6 +21,9 @@ from pdlaunch.render.documents import LONGEST_LABEL, check_label, check_referenc
 # and NIXL advertises what it is bound to.
 POD_IP = "$(POD_IP)"
 
+# LeaderWorkerSet puts the host name of a group's first pod there.
+LEADER_ADDRESS = "$(LWS_LEADER_ADDRESS)"
+
 # Each pod has an address of its own, so the ports of a recipe, which keep engines of one host
 # apart, mean nothing here. The router finds all engines at one port.
 ENGINE_PORT = 8000
@@ -163,6 +166,10 @@ def planned(
         in_image(engine),
         _model(recipe, settings, model),
         discovery=_discovery(recipe, settings),
+        # Each node would draw an id of its own, and peers refuse ranks that do not agree.
+        engine_ids={
+            role: LEADER_ADDRESS for role in ROLES if layout(recipe, role, settings).nodes > 1
+        },
     )
 
 

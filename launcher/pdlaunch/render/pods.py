@@ -12,6 +12,7 @@ from pdlaunch.recipe_checks import ROLES, Role
 from pdlaunch.render.cluster import (
     COMPONENT,
     INSTANCE,
+    LEADER_ADDRESS,
     MODELS,
     POD_IP,
     ROUTER_METRICS_PORT,
@@ -210,8 +211,11 @@ def _secrets(settings: Settings, *, is_local: bool) -> list[dict[str, Any]]:
 
 
 def _escaped(text: str) -> str:
-    """Kubernetes replaces $(NAME); only the pod's address is meant to be."""
-    return text.replace("$(", "$$(").replace(f"${POD_IP}", POD_IP)
+    """Kubernetes replaces $(NAME); only what the plan puts there is meant to be."""
+    escaped = text.replace("$(", "$$(")
+    for meant in (POD_IP, LEADER_ADDRESS):
+        escaped = escaped.replace(f"${meant}", meant)
+    return escaped
 
 
 def _nodes(nodes: int, leads: bool) -> list[str]:
@@ -221,7 +225,7 @@ def _nodes(nodes: int, leads: bool) -> list[str]:
     group = {
         "--nnodes": str(nodes),
         "--node-rank": "$(LWS_WORKER_INDEX)",
-        "--master-addr": "$(LWS_LEADER_ADDRESS)",
+        "--master-addr": LEADER_ADDRESS,
     }
     return [word for pair in group.items() for word in pair] + ([] if leads else ["--headless"])
 
