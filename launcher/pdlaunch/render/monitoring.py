@@ -243,6 +243,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel(
+            "First tokens of prefill",
+            "ops",
+            "taken: decode gave the one that prefill had sent to the client.",
+            (
+                Query(
+                    _rate("vllm:nixl_push_first_tokens_total", "decode", by="outcome"),
+                    "{{outcome}}",
+                ),
+            ),
+        ),
+        Panel(
             "Transfers",
             "ops",
             "As decode saw them end.",
