@@ -1,6 +1,6 @@
 """The dashboard and what Prometheus gets, against what real engines and a real router export.
 
-record_metrics.py made the pages, from tiny-qwen3-cpu after five requests.
+record_metrics.py made the pages, from tiny-qwen3-cpu after a few requests.
 """
 
 from __future__ import annotations
