@@ -16,7 +16,7 @@ KIB_A_TOKEN = 64
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(("decode.tensor_parallel=2",), id="TP 1 to 2"),
+        pytest.param(("decode.tensor_parallel=2",), id="TP 1 to 2", marks=pytest.mark.slow),
         pytest.param(("prefill.tensor_parallel=2",), id="TP 2 to 1", marks=pytest.mark.slow),
         pytest.param(
             ("prefill.tensor_parallel=2", "decode.tensor_parallel=2"),

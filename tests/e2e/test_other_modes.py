@@ -11,7 +11,9 @@ from questions import salted, some
 from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
 
 
-@pytest.fixture(scope="module", params=["pull", "push-upstream"])
+@pytest.fixture(
+    scope="module", params=["pull", pytest.param("push-upstream", marks=pytest.mark.slow)]
+)
 def pair(
     reference: Reference,
     tmp_path_factory: pytest.TempPathFactory,

@@ -47,7 +47,8 @@ def pair(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_a_trace_shows_both_engines_from_the_arrival_to_the_token(pair: Deployment) -> None:
-    prompt = " ".join(["traced"] * 300)
+    # One whose first token is text: without, there is nothing for a client to see.
+    prompt = "The quick brown fox jumps over the lazy dog. " * 100
     told = pdlaunch(pair.state, "ask", pair.plan.name, prompt, "--max-tokens", "4", "--json")
     data = json.loads(told)
     line = Timeline.model_validate(data["timeline"])
