@@ -6,7 +6,9 @@ Reads and writes state, and takes down what a dead supervisor left; starts nothi
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,7 @@ import psutil
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pdlaunch import leftovers
+from pdlaunch import backend, leftovers
 from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.paths import state_dir
@@ -69,6 +71,17 @@ def log_dir(name: str) -> Path:
 def trace_folder(name: str) -> Path:
     """Where the engines of a deployment stamp their transfers; roles started apart share it."""
     return folder(name) / "trace"
+
+
+def owner(name: str) -> str:
+    """What tells this machine's deployment of a name from those of other machines and users."""
+    try:
+        machine = Path("/etc/machine-id").read_text("utf-8").strip()
+    except OSError:
+        machine = ""
+    # The id itself is not to be told to others.
+    told = f"{machine} {socket.gethostname()} {folder(name)}"
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def create_folder(name: str) -> Path:
@@ -196,12 +209,13 @@ def take_down(record: Record, reporter: Reporter) -> None:
 
 def clear(record: Record) -> None:
     """Remove what a dead supervisor left of its launch, and the record."""
-    survivors = leftovers.sweep(record.plan.launch_id)
+    survivors = backend.sweep(record.plan.launch_id, record.plan.endpoints)
     if survivors:
         raise PdError(
-            f"processes of {record.name} cannot be killed: {', '.join(map(str, survivors))}",
+            f"not all of {record.name} can be killed: {', '.join(survivors)}",
             where=str(log_dir(record.name)),
-            next_step="they wait for a device or a disk; try pdlaunch down again later",
+            next_step="a process may wait for a device or a disk; try pdlaunch down again later. "
+            f"If it is gone with its host, delete {folder(record.name) / _RECORD}",
         )
     current = read(record.name)
     # Somebody may have started it again meanwhile.

@@ -21,8 +21,8 @@ from typing import Any
 from pdlaunch import deployments
 from pdlaunch.console import Bar, Reporter
 from pdlaunch.errors import Interrupted, PdError
+from pdlaunch.logs import telling_lines
 from pdlaunch.plan import DeploymentPlan
-from pdlaunch.process_backend import telling_lines
 from pdlaunch.supervisor import Signals, supervise
 
 _KEEP = b"keep\n"

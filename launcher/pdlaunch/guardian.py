@@ -7,10 +7,11 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pdlaunch import leftovers
+from pdlaunch import backend, leftovers
 from pdlaunch.errors import PdError
 
 _LOOK_EVERY_S = 20.0
@@ -20,9 +21,9 @@ _DONE = b"done\n"
 class Guardian:
     """The supervisor's end: a process that holds a pipe and acts when the pipe breaks."""
 
-    def __init__(self, launch_id: str) -> None:
+    def __init__(self, launch_id: str, endpoints: Sequence[str] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pdlaunch.guardian", launch_id],
+            [sys.executable, "-m", "pdlaunch.guardian", launch_id, *endpoints],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -44,7 +45,7 @@ class Guardian:
             self._process.communicate(_DONE, timeout=30)
 
 
-def watch(launch_id: str) -> None:
+def watch(launch_id: str, endpoints: Sequence[str]) -> None:
     """Wait for the pipe to end; without a farewell, sweep the launch."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -67,8 +68,8 @@ def watch(launch_id: str) -> None:
     if said == _DONE:
         leftovers.remove_shared_memory(files)
     else:
-        leftovers.sweep(launch_id, files)
+        backend.sweep(launch_id, endpoints, files)
 
 
 if __name__ == "__main__":
-    watch(sys.argv[1])
+    watch(sys.argv[1], sys.argv[2:])

@@ -25,7 +25,8 @@ _PORT_RANGE = range(20000, 32000)
 
 def facts_for(recipe: Recipe, launch_id: str) -> Facts:
     """The facts that a plan of this recipe needs."""
-    named = {recipe.prefill.host, recipe.decode.host, recipe.router.host} - {LOCAL_HOST}
+    sections = (recipe.prefill, recipe.decode, recipe.router)
+    named = {section.address for section in sections} - {LOCAL_HOST}
     resolved = {host: address for host in named if (address := _resolve(host)) is not None}
     remote = [host for host in resolved.values() if not is_loopback(host)]
     return Facts(

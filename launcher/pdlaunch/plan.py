@@ -15,6 +15,38 @@ class _Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
+class Mount(_Plan):
+    """What a container sees of its host at a path: a folder, or a volume that the daemon keeps."""
+
+    source: str
+    target: str
+    is_volume: bool = False
+    is_read_only: bool = False
+
+
+class ContainerPlan(_Plan):
+    """How a process runs in a container: all but its command, environment and addresses."""
+
+    # The daemon's, as `docker -H` takes it.
+    endpoint: str
+    image: str
+    name: str
+    labels: Mapping[str, str]
+    mounts: tuple[Mount, ...] = ()
+    # Uses the host's shared memory, as other engines there do.
+    shares_memory: bool = False
+    # Of its own, where it shares none. None: the daemon's default.
+    shm_gib: float | None = None
+    has_gpus: bool = False
+    # Paths on the host, the same inside.
+    devices: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    # By name, soft and hard alike; -1: none.
+    limits: Mapping[str, int] = {}
+    # Names of variables whose values the launcher hands over at start; no plan holds a value.
+    secrets: tuple[str, ...] = ()
+
+
 class ProcessPlan(_Plan):
     """One process: all that a backend needs to start it and to reach it."""
 
@@ -33,6 +65,8 @@ class ProcessPlan(_Plan):
     metrics_port: int | None = None
     cores: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
+    # None: a process of its host.
+    container: ContainerPlan | None = None
 
     @property
     def log_name(self) -> str:
@@ -72,6 +106,12 @@ class DeploymentPlan(_Plan):
     def own(self) -> tuple[ProcessPlan, ...]:
         """The processes that this machine starts."""
         return tuple(process for process in self.processes if self.only in (None, process.role))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The Docker daemons that run what this machine starts."""
+        containers = [process.container for process in self.own]
+        return tuple(dict.fromkeys(each.endpoint for each in containers if each is not None))
 
     def of_role(self, role: ProcessRole) -> tuple[ProcessPlan, ...]:
         return tuple(process for process in self.processes if process.role == role)

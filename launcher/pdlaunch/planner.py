@@ -207,8 +207,8 @@ class _Planner:
         self._model = model
         self._engine_ids = engine_ids
         self.notes: list[str] = []
-        hosts = [recipe.prefill.host, recipe.decode.host]
-        self._all_here = all(self._is_here(host) for host in [*hosts, recipe.router.host])
+        hosts = [recipe.prefill.address, recipe.decode.address]
+        self._all_here = all(self._is_here(host) for host in [*hosts, recipe.router.address])
         self._loopback_only = all(host == LOCAL_HOST or is_loopback(host) for host in hosts)
         self._named_ports = {
             (section, key): getattr(getattr(recipe, section), key) for section, key in FIXED_PORTS
@@ -231,7 +231,7 @@ class _Planner:
         self, engines: Sequence[ProcessPlan], discovery: Mapping[str, JsonValue] | None
     ) -> ProcessPlan:
         section = self._recipe.router
-        host = LOOPBACK if section.host == LOCAL_HOST else self._resolve(section.host)
+        host = LOOPBACK if section.host == LOCAL_HOST else self._resolve(section.address)
         port = self._port("router", "port", 0)
         metrics_port = self._port("router", "metrics_port", 0)
         argv = [
@@ -255,7 +255,7 @@ class _Planner:
             name="router",
             role="router",
             host=reached_at,
-            is_here=self._is_here(section.host),
+            is_here=self._is_here(section.address),
             argv=tuple(argv),
             env=dict(section.env),
             env_prepend={},
@@ -285,7 +285,7 @@ class _Planner:
             name=name,
             role=role,
             host=host,
-            is_here=self._is_here(section.host),
+            is_here=self._is_here(section.address),
             argv=tuple(self._engine_argv(role, host, port)),
             env=env,
             env_prepend={"LD_LIBRARY_PATH": EFA_LIBRARIES} if section.efa_interfaces else {},
@@ -341,7 +341,7 @@ class _Planner:
 
     def _role_address(self, section: RoleSection) -> str:
         if section.host != LOCAL_HOST:
-            return self._resolve(section.host)
+            return self._resolve(section.address)
         return LOOPBACK if self._loopback_only else self._facts.routable_address
 
     def _port(self, section: str, key: str, replica: int) -> int:
@@ -359,7 +359,7 @@ class _Planner:
         waiting: list[tuple[str, int]] = []
         for role in ROLES:
             section = self._recipe.role(role)
-            if not self._is_here(section.host):
+            if not self._is_here(section.address):
                 continue
             for replica in range(section.replicas):
                 name = f"{role}-{replica}"
@@ -411,7 +411,7 @@ class _Planner:
                     devices = tuple(itertools.islice(free, workers_per_engine(section)))
                     on_host.update(devices)
                 assigned[f"{role}-{replica}"] = devices
-                if self._is_here(section.host) and self._facts.gpus is not None:
+                if self._is_here(section.address) and self._facts.gpus is not None:
                     self._known(role, "devices", devices, range(len(self._facts.gpus)))
         return assigned
 

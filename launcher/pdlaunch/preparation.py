@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import secrets
 
-from pdlaunch import deployments, engine, hosts, models, trace
+from pdlaunch import backend, containers, deployments, engine, hosts, models, trace
 from pdlaunch.console import Reporter
 from pdlaunch.errors import UsageError
-from pdlaunch.plan import DeploymentPlan, ProcessRole
+from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole
 from pdlaunch.planner import ModelLocation, plan
-from pdlaunch.recipe import Recipe, is_path
+from pdlaunch.recipe import SSH, Recipe, is_path
 from pdlaunch.recipe_loader import Loaded
 
 
@@ -20,7 +20,19 @@ def planned(loaded: Loaded, only: ProcessRole | None, *, is_traced: bool = False
         # Roles of one deployment may share a machine, and each has a life of its own.
         recipe = recipe.model_copy(update={"name": f"{recipe.name}-{only}"})
     facts = hosts.facts_for(recipe, secrets.token_hex(4))
-    made = plan(recipe, facts, engine.planned(recipe.engine.variant), planned_model(recipe))
+    own = engine.planned(recipe.engine.variant)
+    if recipe.backend == "docker":
+        made = plan(recipe, facts, containers.in_image(own), planned_model(recipe))
+        hosts_named = (recipe.prefill.host, recipe.decode.host, recipe.router.host)
+        is_all_elsewhere = all(host.startswith(SSH) for host in hosts_named)
+        made = containers.containerised(
+            made,
+            recipe,
+            here="" if is_all_elsewhere else backend.docker_here(),
+            owner=deployments.owner(recipe.name),
+        )
+    else:
+        made = plan(recipe, facts, own, planned_model(recipe))
     return made.model_copy(update={"only": only, "notes": (*loaded.notes, *made.notes)})
 
 
@@ -42,25 +54,62 @@ def check_startable(made: DeploymentPlan) -> None:
     record = deployments.read(made.name)
     if record is not None and record.supervisor() is not None:
         raise deployments.already_up(made.name)
-    elsewhere = [process for process in made.own if not process.is_here]
+    elsewhere = [process for process in made.own if not _can_start(process)]
     if elsewhere:
         process = elsewhere[0]
-        only = "" if made.only else " --only prefill (or decode, router) on each host, or"
+        ways = ["--dry-run to see each host's commands"]
+        if not made.only:
+            ways.insert(0, "--only prefill (or decode, router) on each host")
+        if process.container is not None:
+            ways.insert(0, f"{process.role}.host {SSH}USER@{process.host} to start it there")
         raise UsageError(
             f"{process.name} belongs to {process.host}, which is not this machine",
             where=f"{process.role}.host",
-            next_step=f"use{only} --dry-run to see each host's commands",
+            next_step=f"use {', or '.join(ways)}",
         )
 
 
-def provide(recipe: Recipe, reporter: Reporter) -> None:
-    """See that the engine and the model are where the plan says they are."""
-    built = engine.ensure(recipe.engine.variant, reporter)
+def _can_start(process: ProcessPlan) -> bool:
+    container = process.container
+    return process.is_here or (container is not None and container.endpoint.startswith(SSH))
+
+
+def provide(recipe: Recipe, made: DeploymentPlan, reporter: Reporter) -> None:
+    """See that the engine, or its image, and the model are where the plan says they are.
+
+    Raises:
+        PdError: they are not, and cannot be made.
+    """
+    if made.endpoints:
+        _check_images(containers.image_of(recipe), made, reporter)
     kind, _, name = recipe.model.partition(":")
+    if made.endpoints and kind not in ("embedded", "random"):
+        return
+    built = engine.ensure(recipe.engine.variant, reporter)
     if kind == "embedded":
         models.ensure_embedded(name, built, reporter)
     elif kind == "random":
         models.ensure_random(name, built, reporter)
+
+
+def _check_images(image: str, made: DeploymentPlan, reporter: Reporter) -> None:
+    versions: dict[str, str] = {}
+    for endpoint in made.endpoints:
+        labels = backend.image_labels(endpoint, image)
+        versions[endpoint] = labels.get(containers.VERSION_LABEL, "an unknown version")
+    if len(set(versions.values())) > 1:
+        found = ", ".join(f"{version} at {endpoint}" for endpoint, version in versions.items())
+        raise UsageError(
+            f"the image {image} is not the same on all hosts: {found}",
+            where="docker.image",
+            next_step="bring one image to all: engines of different series refuse each other",
+        )
+    (version,) = set(versions.values())
+    if version != made.engine_version:
+        reporter.warning(
+            f"the image {image} holds vLLM {version}, and this is pdlaunch for "
+            f"{made.engine_version}: `pdlaunch build image` makes that"
+        )
 
 
 def planned_model(recipe: Recipe) -> ModelLocation:

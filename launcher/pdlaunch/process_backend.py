@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import time
@@ -17,46 +16,13 @@ from typing import Literal
 import psutil
 
 from pdlaunch import leftovers
+from pdlaunch.death import Death
 from pdlaunch.errors import PdError
 from pdlaunch.plan import ProcessPlan
-from pdlaunch.redaction import redact
 
 _POLL_S = 0.1
 # A leader that has ended gives its own children this long before they are asked themselves.
 _ORPHAN_GRACE_S = 3.0
-_TAIL_BYTES = 64 * 1024
-_TAIL_LINES = 8
-_CAUSE_LINES = 3
-_LINE_CHARS = 200
-# vLLM's prefix: process, level, date, time, source line.
-_PREFIX = re.compile(r"^(\(\S+ pid=\d+\)\s*)?[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*")
-_CAUSE = re.compile(r"\b\w*(Error|Exception)\b: \S|: error: ")
-# What follows from a cause and is logged after it.
-_CONSEQUENCE = re.compile(r"See root cause above|CancelledError|WorkerProc initialization failed")
-
-
-@dataclass(frozen=True)
-class Death:
-    """A process that ended by itself."""
-
-    name: str
-    code: int
-    log: Path
-    lived_s: float
-
-    def error(self) -> PdError:
-        how = (
-            f"was killed by {signal.Signals(-self.code).name}"
-            if self.code < 0
-            else f"exited with code {self.code}"
-        )
-        lines = [f"  | {line}" for line in telling_lines(self.log)]
-        return PdError(
-            "\n".join([f"{self.name} {how} after {self.lived_s:.0f} s", *lines]),
-            where=str(self.log),
-            next_step=f"read the whole log: less {self.log}",
-            exit_code=128 - self.code if self.code < 0 else self.code or 1,
-        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +50,10 @@ class ProcessBackend:
         self._shared_files: set[tuple[Path, int]] = set()
         # Descendants that dropped the tag are found through parents, so only while those live.
         self._seen: set[psutil.Process] = set()
+
+    @property
+    def started(self) -> tuple[str, ...]:
+        return tuple(self._children)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -136,8 +106,8 @@ class ProcessBackend:
             if (code := child.popen.poll()) is not None
         ]
 
-    async def stop(self, stop_s: float, in_a_hurry: Callable[[], bool]) -> list[int]:
-        """End all processes, politely first; the pids that would not die even so."""
+    async def stop(self, stop_s: float, in_a_hurry: Callable[[], bool]) -> list[str]:
+        """End all processes, politely first; those that would not die even so."""
         kill_at_s = time.monotonic() + stop_s
         ask_orphans_at_s: float | None = None
         self._members()
@@ -169,7 +139,7 @@ class ProcessBackend:
         for child in self._children.values():
             with suppress(subprocess.TimeoutExpired):
                 child.popen.wait(timeout=1)
-        return survivors
+        return [f"process {pid}" for pid in survivors]
 
     def _environment(self, process: ProcessPlan, scratch: Path) -> dict[str, str]:
         env = environment(process, self._environ)
@@ -211,34 +181,3 @@ def environment(process: ProcessPlan, environ: Mapping[str, str]) -> dict[str, s
     for name, value in process.env_prepend.items():
         env[name] = f"{value}:{env[name]}" if env.get(name) else value
     return env
-
-
-def tail(log: Path, lines: int) -> list[str]:
-    """The last lines of a log that say something, shortened and without secrets."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    kept = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
-    return [redact(line)[:_LINE_CHARS] for line in kept[-lines:]]
-
-
-def telling_lines(log: Path) -> list[str]:
-    """What of a dead process's log tells why: its causes, then its last lines."""
-    everything = tail(log, 1000)
-    last = everything[-_TAIL_LINES:]
-    causes = [
-        line
-        for line in everything
-        if _CAUSE.search(line) and not _CONSEQUENCE.search(line) and line not in last
-    ]
-    return [*dict.fromkeys(causes[:_CAUSE_LINES]), *last]
-
-
-def doing(log: Path) -> str:
-    """What a process says it is doing: its last proper log line, without the logger's prefix."""
-    lines = [_PREFIX.sub("", line).strip() for line in tail(log, 40) if _PREFIX.match(line)]
-    said = [line for line in lines if line]
-    return said[-1][:80] if said else "starting"

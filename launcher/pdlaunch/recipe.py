@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +19,12 @@ from pydantic import (
 )
 
 LOCAL_HOST = "local"
+SSH = "ssh://"
+Backend = Literal["process", "docker"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+
+# What OpenSSH and the Docker SDK take alike.
+_SSH_ENDPOINT = re.compile(r"ssh://([\w.-]+@)?[\w.-]+(:\d+)?", re.ASCII)
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
@@ -98,6 +105,17 @@ def _no_owned_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
+def _endpoint(host: str) -> str:
+    if "://" in host and not _SSH_ENDPOINT.fullmatch(host):
+        raise ValueError("write an address, or ssh://[USER@]HOST[:PORT] for Docker on another host")
+    return host
+
+
+def _address(host: str) -> str:
+    return urlsplit(host).hostname or host if host.startswith(SSH) else host
+
+
+Host = Annotated[str, StringConstraints(min_length=1), AfterValidator(_endpoint)]
 EngineFlags = Annotated[
     Mapping[str, JsonValue], AfterValidator(lambda args: _no_owned_flags(args, OWNED_FLAGS))
 ]
@@ -136,6 +154,21 @@ class EngineSection(Section):
     )
     env: Environment = Field(
         default_factory=dict, description="Environment of both roles' processes."
+    )
+
+
+class DockerSection(Section):
+    """How containers are made, where `backend` says docker."""
+
+    image: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        default=None,
+        description="The image of all containers. null: what `pdlaunch build image` makes, "
+        "pdlaunch:latest, or pdlaunch:cpu for the CPU engine.",
+    )
+    shm_gib: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Shared memory of an engine that has its host to itself; several on one host "
+        "share the host's. null: 32, for the CPU engine 4.",
     )
 
 
@@ -201,10 +234,11 @@ class RoleSection(Section):
         default=None,
         description="CPU cores of each replica's workers. null: spread over what is available.",
     )
-    host: Annotated[str, StringConstraints(min_length=1)] = Field(
+    host: Host = Field(
         default=LOCAL_HOST,
         description="Address that the role's servers listen on and are reached at. local: this "
-        "machine, loopback only when every role is here.",
+        "machine, loopback only when every role is here. ssh://[USER@]ADDRESS[:PORT]: the same, "
+        "and containers are started there through ssh.",
     )
     port: Port | None = Field(
         default=None,
@@ -224,6 +258,11 @@ class RoleSection(Section):
     env: Environment = Field(
         default_factory=dict, description="Environment of this role, over engine.env."
     )
+
+    @property
+    def address(self) -> str:
+        """Where the role's servers are reached."""
+        return _address(self.host)
 
 
 class PrefillSection(RoleSection):
@@ -248,8 +287,9 @@ class RouterSection(Section):
         "consistent_hash",
         "sticky_least_loaded",
     ] = Field(default="round_robin", description="How requests spread over replicas.")
-    host: Annotated[str, StringConstraints(min_length=1)] = Field(
-        default=LOCAL_HOST, description="Address that the router listens on. local: loopback."
+    host: Host = Field(
+        default=LOCAL_HOST,
+        description="Address that the router listens on. local: loopback. ssh://: as for a role.",
     )
     port: Port | None = Field(default=None, description="HTTP port. null: a free one.")
     metrics_port: Port | None = Field(
@@ -261,6 +301,11 @@ class RouterSection(Section):
     env: Environment = Field(
         default_factory=dict, description="Environment of the router's process."
     )
+
+    @property
+    def address(self) -> str:
+        """Where the router listens."""
+        return _address(self.host)
 
 
 class TimeoutsSection(Section):
@@ -302,6 +347,12 @@ class Recipe(Section):
         description="How often a process that dies in a running deployment is started again within "
         "an hour. One death more takes the deployment down; 0: the first does.",
     )
+    backend: Backend = Field(
+        default="process",
+        description="What engines and router run as: processes of this machine, or containers of "
+        "its Docker and of that of other hosts.",
+    )
+    docker: DockerSection = Field(default_factory=DockerSection)
     engine: EngineSection = Field(default_factory=EngineSection)
     transfer: TransferSection = Field(default_factory=TransferSection)
     prefill: PrefillSection = Field(default_factory=PrefillSection)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pdlaunch.recipe import LOCAL_HOST, ModelShape, PrefillSection, Recipe, RoleSection
+from pdlaunch.recipe import LOCAL_HOST, SSH, ModelShape, PrefillSection, Recipe, RoleSection
 
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
@@ -158,7 +158,7 @@ def _disjoint(recipe: Recipe) -> Iterator[Problem]:
             replicas: tuple[tuple[int, ...], ...] = getattr(section, key) or ()
             for replica, indexes in enumerate(replicas):
                 for index in sorted(set(indexes)):
-                    owner = taken.setdefault((section.host, index), f"{role} replica {replica}")
+                    owner = taken.setdefault((section.address, index), f"{role} replica {replica}")
                     if owner != f"{role} replica {replica}":
                         yield Problem((role, key), f"{index} is already given to {owner}")
 
@@ -182,11 +182,11 @@ def named_ports(recipe: Recipe) -> Iterator[tuple[tuple[str, str], str, int, int
         for key in ("port", "side_channel_port"):
             port: int | None = getattr(section, key)
             if port is not None:
-                yield (role, key), section.host, port, section.replicas
+                yield (role, key), section.address, port, section.replicas
     for key in ("port", "metrics_port"):
         port = getattr(recipe.router, key)
         if port is not None:
-            yield ("router", key), recipe.router.host, port, 1
+            yield ("router", key), recipe.router.address, port, 1
 
 
 def is_loopback(host: str) -> bool:
@@ -198,7 +198,16 @@ def is_loopback(host: str) -> bool:
 
 
 def _hosts(recipe: Recipe) -> Iterator[Problem]:
-    hosts = {role: recipe.role(role).host for role in ROLES}
+    if recipe.backend != "docker":
+        for name in (*ROLES, "router"):
+            host: str = getattr(recipe, name).host
+            if host.startswith(SSH):
+                yield Problem(
+                    (name, "host"),
+                    f"{host} is for containers: set backend docker, or name an address and run "
+                    "`pdlaunch up --only` on each host",
+                )
+    hosts = {role: recipe.role(role).address for role in ROLES}
     for role, host in hosts.items():
         try:
             unspecified = ipaddress.ip_address(host).is_unspecified

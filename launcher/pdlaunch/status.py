@@ -36,6 +36,8 @@ class ProcessStatus:
     requests_waiting: int
     # Of an engine that answers.
     failures: Failures | None
+    # Its name, where it is one: no process of this machine.
+    container: str | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def _process(
         requests_running=int(metrics.value("vllm:num_requests_running")),
         requests_waiting=int(metrics.value("vllm:num_requests_waiting")),
         failures=failures(record.plan.mode, metrics),
+        container=process.container.name if process.container is not None else None,
     )
 
 

@@ -18,13 +18,14 @@ from types import FrameType
 import httpx
 import psutil
 
-from pdlaunch import deployments, readiness, trace, warm_start
+from pdlaunch import backend, deployments, readiness, trace, warm_start
 from pdlaunch.console import Reporter
+from pdlaunch.death import Death
 from pdlaunch.deployments import Record, State
 from pdlaunch.errors import Interrupted, PdError
 from pdlaunch.guardian import Guardian
+from pdlaunch.logs import doing
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
-from pdlaunch.process_backend import Death, ProcessBackend, doing
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WATCH_EVERY_S = 0.1
@@ -86,14 +87,14 @@ class _Supervisor:
         self._plan = plan
         self._reporter = reporter
         self._signals = signals
-        self._backend = ProcessBackend(plan.launch_id, deployments.log_dir(plan.name))
+        self._backend = backend.of(plan, deployments.log_dir(plan.name))
         self._started_unix_s = time.time()
         self._is_ready = False
         self._restarts_s: dict[str, list[float]] = {}
         self._recoveries: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        guardian = Guardian(self._plan.launch_id)
+        guardian = Guardian(self._plan.launch_id, self._plan.endpoints)
         try:
             self._record("starting")
             await self._until_trouble(on_ready)
@@ -109,14 +110,14 @@ class _Supervisor:
             if not survivors:
                 deployments.remove_record(self._plan.name)
             else:
-                self._reporter.warning(f"could not kill: {', '.join(map(str, survivors))}")
+                self._reporter.warning(f"could not kill: {', '.join(survivors)}")
 
     async def _until_trouble(self, on_ready: Callable[[], None]) -> None:
         watching = asyncio.create_task(self._watch())
         starting = asyncio.create_task(self._start())
         try:
             await asyncio.wait((watching, starting), return_when=asyncio.FIRST_COMPLETED)
-            if starting.done() and starting.exception() is not None and self._backend.pids:
+            if starting.done() and starting.exception() is not None and self._backend.started:
                 # A death explains a failed request, not the other way round, and a server takes
                 # a moment to end after its engine has.
                 await asyncio.wait((watching,), timeout=_DEATH_EXPLAINS_S)
@@ -143,7 +144,7 @@ class _Supervisor:
                     await warm_start.introduce(plan, client, self._reporter)
                     await readiness.prove(plan, client, self._reporter)
         except TimeoutError:
-            last = [f"{name}: {doing(self._backend.log(name))}" for name in self._backend.pids]
+            last = [f"{name}: {doing(self._backend.log(name))}" for name in self._backend.started]
             raise PdError(
                 "\n  | ".join([f"not ready after {plan.ready_s:.0f} s", *last]),
                 where=str(deployments.log_dir(plan.name)),
@@ -160,7 +161,7 @@ class _Supervisor:
         await readiness.wait_until_healthy(awaited, self._reporter, self._doing, client)
 
     def _doing(self, process: ProcessPlan) -> str:
-        if process.name in self._backend.pids:
+        if process.name in self._backend.started:
             return doing(self._backend.log(process.name))
         return f"waiting for {process.url}"
 
@@ -200,7 +201,7 @@ class _Supervisor:
                 supervisor_pid=os.getpid(),
                 supervisor_created_s=psutil.Process().create_time(),
                 started_unix_s=self._started_unix_s,
-                pids=self._backend.pids,
+                pids=dict(self._backend.pids),
                 restarts={name: len(times) for name, times in self._restarts_s.items()},
             )
         )

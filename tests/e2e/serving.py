@@ -22,8 +22,9 @@ from pdlaunch.console import Terminal
 from pdlaunch.deployments import Record
 from pdlaunch.engine_metrics import KvMovement, Metrics, kv_movement, scrape_all
 from pdlaunch.guardian import Guardian
+from pdlaunch.logs import telling_lines
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
-from pdlaunch.process_backend import ProcessBackend, telling_lines
+from pdlaunch.process_backend import ProcessBackend
 from questions import Question
 
 _T = TypeVar("_T")

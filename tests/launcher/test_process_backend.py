@@ -13,8 +13,10 @@ import pytest
 
 from launching import until
 from pdlaunch import leftovers
+from pdlaunch.death import Death
+from pdlaunch.logs import doing, tail, telling_lines
 from pdlaunch.plan import ProcessPlan
-from pdlaunch.process_backend import Death, ProcessBackend, doing, tail, telling_lines
+from pdlaunch.process_backend import ProcessBackend
 from pdlaunch.redaction import redact
 
 FAILED_START = """\
@@ -57,7 +59,7 @@ def python(code: str) -> tuple[str, str, str]:
     return sys.executable, "-c", code
 
 
-def stop(backend: ProcessBackend, stop_s: float = 5) -> list[int]:
+def stop(backend: ProcessBackend, stop_s: float = 5) -> list[str]:
     return asyncio.run(backend.stop(stop_s, lambda: False))
 
 

@@ -9,13 +9,13 @@ import yaml
 from click.testing import CliRunner
 from compose_spec import PyCompose
 
-from pdlaunch import planner, recipe_loader
+from pdlaunch import containers, planner, recipe_loader
 from pdlaunch.cli import cli
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
 from pdlaunch.planner import Facts, ModelLocation
 from pdlaunch.recipe import LOCAL_HOST
-from pdlaunch.render import cluster, compose, documents
+from pdlaunch.render import compose, documents
 from rendering import ENGINE
 
 # All but those whose roles are on hosts of their own.
@@ -27,6 +27,7 @@ RECIPES = sorted(
 
 
 def rendered(name: str, *overrides: str, image: str = "registry.example/pdlaunch:1") -> str:
+    overrides = (f"docker.image={image}", *overrides)
     recipe = recipe_loader.load(recipe_loader.find(name), overrides).recipe
     fixed = compose.with_fixed_ports(recipe)
     facts = Facts(
@@ -40,8 +41,8 @@ def rendered(name: str, *overrides: str, image: str = "registry.example/pdlaunch
     )
     is_own = ":" in recipe.model
     model = ModelLocation("/cache/models/own" if is_own else recipe.model, is_local=is_own)
-    plan = planner.plan(fixed, facts, cluster.in_image(ENGINE), model)
-    return documents.dump(compose.documents(fixed, plan, image))
+    plan = planner.plan(fixed, facts, containers.in_image(ENGINE), model)
+    return documents.dump(compose.documents(fixed, plan))
 
 
 def services(text: str) -> dict[str, Any]:
@@ -65,8 +66,8 @@ def test_files_of_recipes_for_one_host_hold(name: str) -> None:
         for other in service.get("depends_on", ()):
             assert other in made
         for volume in service.get("volumes", ()):
-            if isinstance(volume, str):
-                assert volume.partition(":")[0] in yaml.safe_load(text)["volumes"]
+            if volume["type"] == "volume":
+                assert volume["source"] in yaml.safe_load(text)["volumes"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ def test_devices_are_those_of_the_plan() -> None:
     for name, devices in (("prefill-0", "0"), ("decode-0", "1")):
         assert made[name]["environment"]["CUDA_VISIBLE_DEVICES"] == devices
         assert made[name]["ipc"] == "host"
-        assert made[name]["ulimits"] == {"memlock": -1}
+        assert made[name]["ulimits"] == {"memlock": -1, "stack": 67108864}
     assert "deploy" not in made["router"]
     cpu = services(rendered("tiny-qwen3-cpu"))
     assert (cpu["prefill-0"]["cpuset"], cpu["decode-0"]["cpuset"]) == ("0", "1")
@@ -193,7 +194,9 @@ def test_command_prints_the_file() -> None:
     assert services(result.stdout)["decode-0"]["image"] == "mine"
 
 
-def test_there_is_no_image_of_ours_for_the_cpu_engine() -> None:
-    result = CliRunner().invoke(cli, ["render", "compose", "tiny-qwen3-cpu"])
-    assert isinstance(result.exception, UsageError)
-    assert result.exception.where == "engine.variant"
+def test_each_engine_has_an_image_of_its_own_by_default() -> None:
+    for name, image in (("tiny-qwen3-cpu", "pdlaunch:cpu"), ("qwen3-0.6b-gpu", "pdlaunch:latest")):
+        result = CliRunner().invoke(cli, ["render", "compose", name])
+        assert result.exit_code == 0, result.output
+        assert services(result.stdout)["router"]["image"] == image
+        assert "`pdlaunch build image` makes it" in result.stderr

@@ -158,7 +158,13 @@ def modes_of(text: str) -> tuple[TransferMode, ...]:
 
 
 def check_measurable(recipe: Recipe, plan: DeploymentPlan) -> None:
-    """Raise where a recipe is none for one machine."""
+    """Raise where a recipe is none for processes of one machine."""
+    if plan.endpoints:
+        raise UsageError(
+            "bench measures processes, whose CPU time it can tell, not containers",
+            where="backend",
+            next_step="override it: --set backend=process",
+        )
     elsewhere = [process for process in plan.processes if not process.is_here]
     if elsewhere:
         process = elsewhere[0]

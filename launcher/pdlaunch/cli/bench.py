@@ -154,7 +154,7 @@ def bench(
             f"{len(made.visits)} deployments one after the other: "
             f"about {made.expected_s / 60:.0f} min on two cores"
         )
-        preparation.provide(loaded.recipe, terminal)
+        preparation.provide(loaded.recipe, plan, terminal)
     signals = Signals()
     with signals.caught():
         results = run(

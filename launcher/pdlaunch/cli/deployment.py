@@ -121,13 +121,14 @@ def _show(terminal: Terminal, status: DeploymentStatus) -> None:
         f"{status.name}: {status.state}, {status.url}/v1, model {status.model}, KV by "
         f"{status.transfer_mode}, vLLM {status.engine_version}, up {status.up_s:.0f} s"
     )
-    rows = [("process", "pid", "restarts", "health", "KV cache", "running", "waiting", "address")]
+    runs_as = "container" if any(process.container for process in status.processes) else "pid"
+    rows = [("process", runs_as, "restarts", "health", "KV cache", "running", "waiting", "address")]
     for process in status.processes:
         is_engine = process.role != "router"
         rows.append(
             (
                 process.name,
-                str(process.pid or "-"),
+                process.container or str(process.pid or "-"),
                 str(process.restarts),
                 "ok" if process.is_healthy else "no answer",
                 f"{process.kv_cache_usage:.1%}" if is_engine else "",

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import click
 
-from pdlaunch import deployments, engine, hosts, planner, preparation, recipe_loader
+from pdlaunch import containers, deployments, engine, hosts, planner, preparation, recipe_loader
 from pdlaunch.console import Terminal
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan
 from pdlaunch.recipe import Recipe
 from pdlaunch.recipe_checks import Role
 from pdlaunch.render import cluster, compose, documents, kubernetes, monitoring
-
-_DEFAULT_IMAGE = "pdlaunch:latest"
 
 
 @click.group()
@@ -28,7 +26,7 @@ _overrides = click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key."
 )
 _image = click.option(
-    "--image", default=_DEFAULT_IMAGE, show_default=True, help="The image of all containers."
+    "--image", help="The image of all containers. [default: the recipe's, or the one built here]"
 )
 
 
@@ -101,7 +99,7 @@ def k8s(
     *,
     recipe: str,
     overrides: tuple[str, ...],
-    image: str,
+    image: str | None,
     name: str | None,
     namespace: str | None,
     model_claim: str | None,
@@ -132,13 +130,13 @@ def k8s(
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
     for note in loaded.notes:
         terminal.warning(note)
-    _warn_of_image(terminal, loaded.recipe, image)
+    chosen = _with_image(loaded.recipe, image, terminal)
     base = name or cluster.name_of(loaded.recipe)
     scale_to: dict[Role, int | None] = {"prefill": scale_prefill_to, "decode": scale_decode_to}
     settings = cluster.Settings(
         name=base,
         namespace=namespace or base,
-        image=image,
+        image=containers.image_of(chosen),
         side_channel_secret=side_channel_secret or f"{base}-side-channel",
         hub_token_secret=hub_token_secret,
         model_claim=model_claim,
@@ -163,7 +161,7 @@ def k8s(
 @click.argument("recipe")
 @_overrides
 @_image
-def compose_file(recipe: str, overrides: tuple[str, ...], image: str) -> None:
+def compose_file(recipe: str, overrides: tuple[str, ...], image: str | None) -> None:
     """Print a Compose file for a recipe on one host.
 
     All servers listen on loopback, as for `pdlaunch up`; ports that the recipe leaves open get
@@ -178,15 +176,14 @@ def compose_file(recipe: str, overrides: tuple[str, ...], image: str) -> None:
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
     for note in loaded.notes:
         terminal.warning(note)
-    _warn_of_image(terminal, loaded.recipe, image)
-    fixed = compose.with_fixed_ports(loaded.recipe)
+    fixed = compose.with_fixed_ports(_with_image(loaded.recipe, image, terminal))
     # The file may be for another host: what devices this one has does not matter.
     facts = replace(hosts.facts_for(fixed, "compose"), gpus=None)
-    in_image = cluster.in_image(engine.planned(fixed.engine.variant))
+    in_image = containers.in_image(engine.planned(fixed.engine.variant))
     plan = planner.plan(fixed, facts, in_image, preparation.planned_model(fixed))
     for note in plan.notes:
         terminal.warning(note)
-    terminal.data(documents.dump(compose.documents(fixed, plan, image)))
+    terminal.data(documents.dump(compose.documents(fixed, plan)))
 
 
 @render.command("monitoring")
@@ -235,7 +232,7 @@ def _watched(recipe: str, overrides: tuple[str, ...], terminal: Terminal) -> Dep
     facts = hosts.facts_for(loaded.recipe, "monitoring")
     # Stands for ports that are chosen at start.
     unknown = replace(facts, gpus=None, free_ports=(0,) * planner.ports_needed(loaded.recipe))
-    in_image = cluster.in_image(engine.planned(loaded.recipe.engine.variant))
+    in_image = containers.in_image(engine.planned(loaded.recipe.engine.variant))
     plan = planner.plan(loaded.recipe, unknown, in_image, preparation.planned_model(loaded.recipe))
     for process in plan.processes:
         if 0 in (process.port, process.metrics_port):
@@ -247,19 +244,16 @@ def _watched(recipe: str, overrides: tuple[str, ...], terminal: Terminal) -> Dep
     return plan
 
 
-def _warn_of_image(terminal: Terminal, recipe: Recipe, image: str) -> None:
-    if image != _DEFAULT_IMAGE:
-        return
-    if recipe.engine.variant == "cpu":
-        raise UsageError(
-            "`pdlaunch build image` makes no image for the CPU engine",
-            where="engine.variant",
-            next_step="name yours with --image",
+def _with_image(recipe: Recipe, image: str | None, terminal: Terminal) -> Recipe:
+    """The recipe with the image of its containers named."""
+    if (named := image or recipe.docker.image) is None:
+        named = containers.image_of(recipe)
+        terminal.warning(
+            f"{named} must be where the containers run: `pdlaunch build image` makes it; push it "
+            "to a registry that they can pull from, and name it with --image"
         )
-    terminal.warning(
-        f"{image} must be where the containers run: `pdlaunch build image` makes it; push it to a "
-        "registry that they can pull from, and name it with --image"
-    )
+    docker = recipe.docker.model_copy(update={"image": named})
+    return recipe.model_copy(update={"docker": docker})
 
 
 def _pair(text: str, where: str) -> tuple[str, str]:

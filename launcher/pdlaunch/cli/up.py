@@ -16,6 +16,7 @@ from pdlaunch.console import Terminal
 from pdlaunch.doctor import examination
 from pdlaunch.errors import Interrupted, UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
+from pdlaunch.recipe import BACKENDS
 from pdlaunch.render import shell
 from pdlaunch.supervisor import SIGNALS, Signals, supervise
 
@@ -24,6 +25,11 @@ from pdlaunch.supervisor import SIGNALS, Signals, supervise
 @click.argument("recipe")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
 @click.option("--name", help="Name of the deployment. [default: the recipe's]")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    help="Run processes, or containers. [default: the recipe's]",
+)
 @click.option(
     "--only",
     type=click.Choice(get_args(ProcessRole)),
@@ -43,6 +49,7 @@ def up(
     recipe: str,
     overrides: tuple[str, ...],
     name: str | None,
+    backend: str | None,
     only: ProcessRole | None,
     is_traced: bool,
     detach: bool,
@@ -53,12 +60,19 @@ def up(
 
     RECIPE is a file or the name of a shipped recipe. Stays in the foreground and takes everything
     down at Ctrl-C, unless told to --detach.
+
+    \b
+    Examples:
+      pdlaunch up smollm2-135m-cpu --detach
+      pdlaunch up qwen3-0.6b-gpu --backend docker --set docker.image=registry.example/pdlaunch:1
     """
     terminal = Terminal()
     if as_json and not (dry_run or detach):
         raise UsageError("--json goes with --dry-run or --detach", where="--json")
     if name is not None:
         overrides = (*overrides, f"name={json.dumps(name)}")
+    if backend is not None:
+        overrides = (*overrides, f"backend={backend}")
     with interruptible():
         loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
         plan = preparation.planned(loaded, only, is_traced=is_traced)
@@ -70,7 +84,7 @@ def up(
             terminal.warning(note)
         for finding in examination.before_start(loaded.recipe, plan):
             terminal.warning(f"{finding.evidence}: {finding.remedy}")
-        preparation.provide(loaded.recipe, terminal)
+        preparation.provide(loaded.recipe, plan, terminal)
     terminal.status(f"starting {plan.name}: {plan.served_name}, KV by {plan.mode}")
     signals = Signals()
     with signals.caught():

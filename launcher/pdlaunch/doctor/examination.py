@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import get_args
 
 from pdlaunch import (
+    backend,
+    containers,
     deployments,
     engine,
     hosts,
@@ -18,6 +20,7 @@ from pdlaunch import (
     upstream,
 )
 from pdlaunch.doctor import (
+    check_containers,
     check_devices,
     check_machine,
     check_model,
@@ -27,7 +30,7 @@ from pdlaunch.doctor import (
     network,
     nixl,
 )
-from pdlaunch.doctor.facts import Deployment, EngineFacts, Facts, NixlProbe
+from pdlaunch.doctor.facts import Deployment, EngineFacts, Facts, Image, NixlProbe
 from pdlaunch.doctor.findings import Finding, error
 from pdlaunch.engine import Engine
 from pdlaunch.errors import PdError, UsageError
@@ -61,6 +64,17 @@ CHECKS: tuple[Check, ...] = (
     check_model.cache,
     check_model.blocks,
 )
+# The others judge what processes of this machine need of it.
+CHECKS_OF_CONTAINERS: tuple[Check, ...] = (
+    check_containers.images,
+    check_network.addresses,
+    check_network.ports,
+    check_network.proxies,
+    check_network.peers,
+    check_model.shape,
+    check_model.length,
+    check_model.blocks,
+)
 
 
 @dataclass(frozen=True)
@@ -76,8 +90,10 @@ HERE = Surroundings()
 
 
 def judge(facts: Facts, deployment: Deployment | None) -> list[Finding]:
-    """What all checks say."""
-    return [finding for check in CHECKS for finding in check(facts, deployment)]
+    """What all checks say that have something to judge."""
+    in_containers = deployment is not None and bool(deployment.plan.endpoints)
+    checks = CHECKS_OF_CONTAINERS if in_containers else CHECKS
+    return [finding for check in checks for finding in check(facts, deployment)]
 
 
 def examine(
@@ -148,7 +164,7 @@ def _deployment(recipe: Recipe, made: DeploymentPlan, environ: Mapping[str, str]
         environments={
             process.name: process_backend.environment(process, environ)
             for process in made.own
-            if process.is_here and process.role != "router"
+            if process.is_here and process.role != "router" and process.container is None
         },
     )
 
@@ -198,7 +214,17 @@ def _thorough(
         engine=replace(facts.engine, probes=_probes(facts, deployment, surroundings)),
         model=model.read(recipe, made.model, _model_environ(deployment, environ), ask_hub=True),
         peers=network.peers(made, surroundings.connect_timeout_s),
+        images=tuple(_image(endpoint, recipe) for endpoint in made.endpoints),
     )
+
+
+def _image(endpoint: str, recipe: Recipe) -> Image:
+    name = containers.image_of(recipe)
+    try:
+        labels = backend.image_labels(endpoint, name)
+    except PdError as why:
+        return Image(endpoint, name, problem=f"{endpoint}: {why.what}", remedy=why.next_step)
+    return Image(endpoint, name, version=labels.get(containers.VERSION_LABEL))
 
 
 def _model_environ(deployment: Deployment, environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -201,6 +201,19 @@ class EngineFacts:
 
 
 @dataclass(frozen=True)
+class Image:
+    """The image of a deployment's containers, looked for on one of its hosts."""
+
+    endpoint: str
+    name: str
+    # As its label says.
+    version: str | None = None
+    # Why nobody can start it there, and what helps; None where somebody can.
+    problem: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
 class Deployment:
     """What is examined: a recipe and its plan on this machine."""
 
@@ -248,3 +261,4 @@ class Facts:
     unusable_ports: tuple[UnusablePort, ...] = ()
     # None: a quick examination, which connects to nobody.
     peers: tuple[Peer, ...] | None = None
+    images: tuple[Image, ...] = ()

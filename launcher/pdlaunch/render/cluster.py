@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path, PurePosixPath
 
 from pydantic import JsonValue
 
+from pdlaunch import containers
 from pdlaunch.engine import Engine
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan
@@ -163,7 +164,7 @@ def planned(
             routable_address=POD_IP,
             resolved={},
         ),
-        in_image(engine),
+        containers.in_image(engine),
         _model(recipe, settings, model),
         discovery=_discovery(recipe, settings),
         # Each node would draw an id of its own, and peers refuse ranks that do not agree.
@@ -171,11 +172,6 @@ def planned(
             role: LEADER_ADDRESS for role in ROLES if layout(recipe, role, settings).nodes > 1
         },
     )
-
-
-def in_image(engine: Engine) -> Engine:
-    """An engine as containers have it: its programs are on the path."""
-    return replace(engine, vllm=Path("vllm"), router=Path("vllm-router"))
 
 
 def selector(recipe: Recipe, role: Role, settings: Settings) -> dict[str, str]:

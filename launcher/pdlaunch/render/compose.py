@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from pdlaunch import containers
 from pdlaunch.errors import UsageError
-from pdlaunch.plan import DeploymentPlan, ProcessPlan
+from pdlaunch.plan import ContainerPlan, DeploymentPlan, Mount, ProcessPlan
 from pdlaunch.planner import FIXED_PORTS
 from pdlaunch.recipe import LOCAL_HOST, Recipe
 from pdlaunch.recipe_checks import ROLES, is_loopback
 from pdlaunch.render.documents import Document
-
-# Taken from the shell of `docker compose`, which leaves out what is not set there.
-_SECRETS = ("VLLM_NIXL_SIDE_CHANNEL_SECRET", "HF_TOKEN")
-
-# The image's user owns it, and a new volume takes that over.
-_CACHE = "/home/vllm/.cache"
 
 
 def with_fixed_ports(recipe: Recipe) -> Recipe:
@@ -43,18 +37,29 @@ def with_fixed_ports(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update=sections)
 
 
-def documents(recipe: Recipe, plan: DeploymentPlan, image: str) -> tuple[Document, ...]:
+def documents(recipe: Recipe, plan: DeploymentPlan) -> tuple[Document, ...]:
     """The Compose file of a plan that was made `with_fixed_ports`."""
-    is_local = any("HF_HUB_OFFLINE" in process.env for process in plan.engines)
-    services = {
-        process.name: _engine(recipe, process, plan, image, is_local=is_local)
-        for process in plan.engines
-    }
-    (router,) = plan.of_role("router")
-    services["router"] = _router(recipe, router, plan, image)
+    # Compose has its own way to say which daemon.
+    plan = containers.containerised(plan, recipe, here="")
+    services: dict[str, Any] = {}
+    volumes: dict[str, Any] = {}
+    for process in plan.processes:
+        container = process.container
+        if container is None:
+            continue
+        service = _service(recipe, process, container)
+        if process.role == "router":
+            # It would wait for them itself, but not as long as a model may take to load.
+            waits_for = {each.name: {"condition": "service_healthy"} for each in plan.engines}
+            service["depends_on"] = waits_for
+            service["healthcheck"] = _healthcheck(f"{process.url}/readiness", 60)
+        else:
+            service["healthcheck"] = _healthcheck(process.health_url, plan.ready_s)
+        services[process.name] = service
+        volumes |= {mount.source: {} for mount in container.mounts if mount.is_volume}
     body: dict[str, Any] = {"name": recipe.name.replace(".", "-"), "services": services}
-    if not is_local:
-        body["volumes"] = {"cache": {}}
+    if volumes:
+        body["volumes"] = volumes
     return (Document(body, _introduction(recipe, plan)),)
 
 
@@ -68,63 +73,49 @@ def _introduction(recipe: Recipe, plan: DeploymentPlan) -> str:
     )
 
 
-def _service(recipe: Recipe, process: ProcessPlan, image: str) -> dict[str, Any]:
-    return {
-        "image": image,
+def _service(recipe: Recipe, process: ProcessPlan, container: ContainerPlan) -> dict[str, Any]:
+    environment: dict[str, str | None] = {
+        name: _escaped(value) for name, value in sorted(process.env.items())
+    }
+    # Taken from the shell of `docker compose`, which leaves out what is not set there.
+    environment |= dict.fromkeys(container.secrets)
+    service: dict[str, Any] = {
+        "image": container.image,
         "entrypoint": [process.argv[0]],
         "command": [_escaped(word) for word in process.argv[1:]],
         "network_mode": "host",
+        "init": True,
         "restart": "on-failure" if recipe.restarts_per_hour else "no",
         "stop_grace_period": f"{ceil(recipe.timeouts.stop_s)}s",
+        "environment": environment,
     }
-
-
-def _engine(
-    recipe: Recipe, process: ProcessPlan, plan: DeploymentPlan, image: str, *, is_local: bool
-) -> dict[str, Any]:
-    service = _service(recipe, process, image) | {
-        # One engine may map another's memory.
-        "ipc": "host",
-        "ulimits": {"memlock": -1},
-        "environment": _environment(process.env, _SECRETS),
-        "volumes": [_model(plan) if is_local else f"cache:{_CACHE}"],
-        "healthcheck": _healthcheck(process.health_url, plan.ready_s),
-    }
-    if process.devices:
-        # All of them, as for a process: CUDA_VISIBLE_DEVICES says which are meant.
+    if container.shares_memory:
+        service["ipc"] = "host"
+    if container.limits:
+        service["ulimits"] = dict(container.limits)
+    if container.mounts:
+        service["volumes"] = [_mount(mount) for mount in container.mounts]
+    if container.has_gpus:
         gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [gpus]}}}
     if process.cores:
         service["cpuset"] = ",".join(map(str, process.cores))
-    section = recipe.prefill if process.role == "prefill" else recipe.decode
-    if section.efa_interfaces:
-        service["devices"] = ["/dev/infiniband:/dev/infiniband"]
-        service["cap_add"] = ["IPC_LOCK"]
+    if container.devices:
+        service["devices"] = [f"{path}:{path}" for path in container.devices]
+    if container.capabilities:
+        service["cap_add"] = list(container.capabilities)
     return service
 
 
-def _router(
-    recipe: Recipe, process: ProcessPlan, plan: DeploymentPlan, image: str
-) -> dict[str, Any]:
-    return _service(recipe, process, image) | {
-        "environment": _environment(process.env, ()),
-        # It would wait for them itself, but not as long as a model may take to load.
-        "depends_on": {each.name: {"condition": "service_healthy"} for each in plan.engines},
-        "healthcheck": _healthcheck(f"{process.url}/readiness", 60),
-    }
-
-
-def _environment(env: Mapping[str, str], passed_on: tuple[str, ...]) -> dict[str, str | None]:
-    given: dict[str, str | None] = {name: _escaped(env[name]) for name in sorted(env)}
-    return given | dict.fromkeys(passed_on)
-
-
-def _model(plan: DeploymentPlan) -> dict[str, Any]:
+def _mount(mount: Mount) -> dict[str, Any]:
+    source, target = _escaped(mount.source), _escaped(mount.target)
+    if mount.is_volume:
+        return {"type": "volume", "source": source, "target": target}
     return {
         "type": "bind",
-        "source": _escaped(plan.model),
-        "target": _escaped(plan.model),
-        "read_only": True,
+        "source": source,
+        "target": target,
+        "read_only": mount.is_read_only,
         # A missing folder is an error, not an empty one.
         "bind": {"create_host_path": False},
     }

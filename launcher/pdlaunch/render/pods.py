@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any
 
+from pdlaunch.containers import SHM_GIB
 from pdlaunch.plan import ProcessPlan
 from pdlaunch.recipe import Recipe
 from pdlaunch.recipe_checks import ROLES, Role
@@ -40,8 +41,6 @@ _VOLUME_GROUP = 2000
 # The cluster's device plugins decide which devices a container sees.
 _CLUSTER_DECIDES = ("CUDA_VISIBLE_DEVICES",)
 
-# NCCL and UCX move between an engine's workers through it.
-_SHM_GIB = {"cuda": 32, "cpu": 4}
 # EFA's driver sets 5128 pages of 2 MiB aside on an instance: room for two engines.
 _HUGE_PAGES_MIB = 5120
 
@@ -112,7 +111,7 @@ def engine(
                 "name": "shm",
                 "emptyDir": {
                     "medium": "Memory",
-                    "sizeLimit": f"{_SHM_GIB[recipe.engine.variant]}Gi",
+                    "sizeLimit": f"{SHM_GIB[recipe.engine.variant]}Gi",
                 },
             },
         ],
@@ -257,7 +256,7 @@ def _resources(recipe: Recipe, role: Role, settings: Settings) -> dict[str, Any]
     cpus = settings.cpus_per_worker or (8 if cuda else 1)
     # Shared memory counts as the pod's.
     memory = (
-        lies.workers_per_node * memory_gib(recipe, role, settings) + _SHM_GIB[recipe.engine.variant]
+        lies.workers_per_node * memory_gib(recipe, role, settings) + SHM_GIB[recipe.engine.variant]
     )
     limits = {"memory": f"{memory}Gi"}
     if cuda:

@@ -1,10 +1,13 @@
-"""Shows a plan as commands to copy, grouped by host. The only place that quotes for a shell."""
+"""Shows a plan as commands to copy, or as containers, grouped by host. Quotes for a shell."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
 
+import yaml
+
+from pdlaunch import containers
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
 from pdlaunch.redaction import redact
 
@@ -17,7 +20,13 @@ def commands(plan: DeploymentPlan) -> str:
     ]
     for host in dict.fromkeys(process.host for process in plan.own):
         on_host = [process for process in plan.own if process.host == host]
-        where = "this machine" if on_host[0].is_here else f"another host: {_elsewhere(on_host)}"
+        container = on_host[0].container
+        if container is not None:
+            where = f"containers at {container.endpoint}"
+        elif on_host[0].is_here:
+            where = "this machine"
+        else:
+            where = f"another host: {_elsewhere(on_host)}"
         lines += ["", f"# --- {host} ({where}) ---"]
         for process in on_host:
             lines += ["", *_process(process)]
@@ -39,6 +48,10 @@ def _process(process: ProcessPlan) -> Iterator[str]:
         if indexes:
             facts.append(f"{label} {', '.join(map(str, indexes))}")
     yield f"# {process.name}: {'; '.join(facts)}"
+    if process.container is not None:
+        yield f"# {process.container.name}, in the words of Docker's API"
+        yield yaml.safe_dump(containers.request(process), sort_keys=False, width=100_000).rstrip()
+        return
     parts = ["env", *(f"-u {name}" for name in process.env_unset)]
     parts = [" ".join(parts)]
     parts += [f"{name}={shlex.quote(value)}" for name, value in sorted(process.env.items())]

@@ -1,0 +1,37 @@
+"""How a process that should not end ended, as users are told. Notices none."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdlaunch.errors import PdError
+from pdlaunch.logs import telling_lines
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process that ended by itself."""
+
+    name: str
+    # Below 0: the signal that killed it.
+    code: int
+    log: Path
+    lived_s: float
+    # Where the code does not tell.
+    how: str | None = None
+
+    def error(self) -> PdError:
+        how = self.how or (
+            f"was killed by {signal.Signals(-self.code).name}"
+            if self.code < 0
+            else f"exited with code {self.code}"
+        )
+        lines = [f"  | {line}" for line in telling_lines(self.log)]
+        return PdError(
+            "\n".join([f"{self.name} {how} after {self.lived_s:.0f} s", *lines]),
+            where=str(self.log),
+            next_step=f"read the whole log: less {self.log}",
+            exit_code=128 - self.code if self.code < 0 else self.code or 1,
+        )
