@@ -5,9 +5,10 @@
 #   pdlaunch build image --tag pdlaunch:latest
 #
 # builds the wheel, lays out the context and passes the arguments that have no default here.
-ARG BASE_IMAGE=vllm/vllm-openai
 ARG VLLM_VERSION=0.32.0
-FROM ${BASE_IMAGE}:v${VLLM_VERSION}
+# Of the same vLLM; its tag decides the CUDA.
+ARG BASE_IMAGE=vllm/vllm-openai:v${VLLM_VERSION}
+FROM ${BASE_IMAGE}
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pdlaunch import engine, engine_install, planner
+from pdlaunch import containers, engine, engine_install, planner
 from pdlaunch.console import Terminal
 from pdlaunch.engine_scripts import verify_image
 from pdlaunch.paths import patches_dir
@@ -18,6 +18,8 @@ from pdlaunch.upstream import load as load_upstream
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
+FOR_CPUS = ROOT / "Dockerfile.cpu"
+BOTH = pytest.mark.parametrize("dockerfile", [DOCKERFILE, FOR_CPUS], ids=lambda path: path.name)
 SCRIPT = Path(verify_image.__file__)
 
 LDD = """\
@@ -28,25 +30,27 @@ LDD = """\
 """
 
 
-def default(argument: str) -> str:
-    found = re.search(rf"^ARG {argument}=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
+def default(argument: str, dockerfile: Path = DOCKERFILE) -> str:
+    found = re.search(rf"^ARG {argument}=(\S+)$", dockerfile.read_text(), re.MULTILINE)
     assert found, argument
     return found[1]
 
 
-def test_linter_has_nothing_to_say() -> None:
+@BOTH
+def test_linter_has_nothing_to_say(dockerfile: Path) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     linted = subprocess.run(
-        [hadolint, "--no-color", DOCKERFILE], capture_output=True, text=True, check=False
+        [hadolint, "--no-color", dockerfile], capture_output=True, text=True, check=False
     )
     assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")
 
 
 def test_versions_are_those_of_the_series_and_of_the_engine() -> None:
     assert default("VLLM_VERSION") == load_upstream(patches_dir() / "UPSTREAM").version
-    assert f"nixl=={default('NIXL_VERSION')}" in engine_install.TOOLS
     router = next(tool for tool in engine_install.TOOLS if tool.startswith("vllm-router"))
-    assert router.startswith(f"vllm-router>={default('ROUTER_VERSION')},")
+    for each in (DOCKERFILE, FOR_CPUS):
+        assert f"nixl=={default('NIXL_VERSION', each)}" in engine_install.TOOLS
+        assert router.startswith(f"vllm-router>={default('ROUTER_VERSION', each)},")
 
 
 def test_libraries_of_efa_are_where_the_planner_expects_them() -> None:
@@ -54,15 +58,29 @@ def test_libraries_of_efa_are_where_the_planner_expects_them() -> None:
     assert Path(planner.EFA_LIBRARIES) == verify_image.EFA_LIBRARIES
 
 
-def test_context_lets_through_what_the_dockerfile_copies() -> None:
+@BOTH
+def test_context_lets_through_what_the_dockerfile_copies(dockerfile: Path) -> None:
     allowed = (ROOT / ".dockerignore").read_text().split()
-    copied = re.findall(r"^COPY (\S+) ", DOCKERFILE.read_text(), re.MULTILINE)
+    copied = re.findall(r"^COPY (\S+) ", dockerfile.read_text(), re.MULTILINE)
     assert copied and all(f"!{each}" in allowed and (ROOT / each).is_file() for each in copied)
     assert allowed[0] == "*" and "!dist/vllm-*.whl" in allowed
 
 
-def test_runs_as_a_user_that_is_known_not_to_be_root() -> None:
-    assert re.findall(r"^USER (.*)$", DOCKERFILE.read_text(), re.MULTILINE) == ["2000:0"]
+@BOTH
+def test_runs_as_a_user_that_is_known_not_to_be_root(dockerfile: Path) -> None:
+    assert re.findall(r"^USER (.*)$", dockerfile.read_text(), re.MULTILINE) == ["2000:0"]
+
+
+@BOTH
+def test_labels_tell_base_and_series_and_the_build_checks_itself(dockerfile: Path) -> None:
+    text = dockerfile.read_text()
+    for label, argument in (
+        (containers.VERSION_LABEL, "ENGINE_VERSION"),
+        ("pdlaunch.vllm.version", "VLLM_VERSION"),
+        ("pdlaunch.series.hash", "SERIES_HASH"),
+    ):
+        assert f'{label}="${{{argument}}}"' in text
+    assert re.search(r'^RUN python3 \S+/verify_image.py --version "\$', text, re.MULTILINE)
 
 
 @pytest.mark.e2e

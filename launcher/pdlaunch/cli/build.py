@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from pdlaunch import image, packages
+from pdlaunch import containers, image, packages
 from pdlaunch.console import Terminal
+from pdlaunch.errors import UsageError
 from pdlaunch.upstream import VARIANTS, Variant
 from pdlaunch.wheel import build_wheel
 
@@ -37,10 +38,55 @@ def wheel(variant: Variant, out_dir: Path, arch: str | None) -> None:
 
 
 @build.command("image")
-@click.option("--tag", default="pdlaunch:latest", show_default=True, help="The image's name.")
+@click.option(
+    "--variant",
+    type=click.Choice(VARIANTS),
+    default="cuda",
+    show_default=True,
+    help="What it runs on.",
+)
+@click.option("--tag", help="The image's name. [default: pdlaunch:latest, for cpu pdlaunch:cpu]")
 @click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (default: this machine's).")
-def build_image(tag: str, arch: str | None) -> None:
-    """Build the CUDA image with the patched wheel, with docker."""
+@click.option(
+    "--base-image",
+    metavar="IMAGE",
+    help="For cuda an image of the same vLLM, whose tag decides the CUDA; for cpu a Python.",
+)
+@click.option("--efa-version", metavar="VERSION", help="EFA's installer (cuda); 1.47 or later.")
+@click.option("--efa-sha256", metavar="HASH", help="What its archive must have.")
+@click.option("--nixl-version", metavar="VERSION", help="NIXL; 1.3.1 or later for EFA.")
+def build_image(
+    *,
+    variant: Variant,
+    tag: str | None,
+    arch: str | None,
+    base_image: str | None,
+    efa_version: str | None,
+    efa_sha256: str | None,
+    nixl_version: str | None,
+) -> None:
+    """Build the image with the patched wheel, with docker. The build checks what it made.
+
+    \b
+    Examples:
+      pdlaunch build image
+      pdlaunch build image --base-image vllm/vllm-openai:v0.32.0-cu129 --efa-version 1.48.0
+      pdlaunch build image --variant cpu
+    """
+    if variant == "cpu" and (efa_version or efa_sha256):
+        raise UsageError(
+            "the image for CPUs has no EFA",
+            where="--efa-version" if efa_version else "--efa-sha256",
+            next_step="leave it out, or build --variant cuda",
+        )
+    asked = {
+        "BASE_IMAGE": base_image,
+        "EFA_INSTALLER_VERSION": efa_version,
+        "EFA_INSTALLER_SHA256": efa_sha256,
+        "NIXL_VERSION": nixl_version,
+    }
+    chosen = {name: value for name, value in asked.items() if value is not None}
     terminal = Terminal()
-    image.build(tag, terminal, arch=arch)
+    tag = tag or containers.OWN_IMAGES[variant]
+    image.build(tag, terminal, variant=variant, arch=arch, chosen=chosen)
     terminal.success(f"built {tag}")
