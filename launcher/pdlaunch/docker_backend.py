@@ -147,10 +147,13 @@ class DockerBackend:
         if endpoint not in self._clients:
             client = docker_daemon.connect(endpoint)
             self._clients[endpoint] = client
-            # Whoever holds the deployment's lock is its only launcher: what has its label and is
-            # there before its first container was left by one that died.
+            # Whoever holds the deployment's lock is its only launcher: what is of another launch
+            # was left by one that died. Two endpoints may be one daemon, with some of ours.
+            owner = container.labels[OWNER_LABEL]
             with explained("cannot clear what a dead launcher left", endpoint):
-                left = docker_daemon.remove(client, OWNER_LABEL, container.labels[OWNER_LABEL])
+                left = docker_daemon.remove(
+                    client, OWNER_LABEL, owner, but_of_launch=self._launch_id
+                )
             if left:
                 raise PdError(
                     f"what a dead launcher left does not go: {', '.join(left)}", where=endpoint

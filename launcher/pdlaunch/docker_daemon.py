@@ -89,10 +89,17 @@ def image_labels(endpoint: str, image: str) -> Mapping[str, str]:
     return found["Config"].get("Labels") or {}
 
 
-def remove(client: APIClient, label: str, value: str) -> list[str]:
-    """Kill and remove containers by a label; those that would not go, and why."""
+def remove(
+    client: APIClient, label: str, value: str, *, but_of_launch: str | None = None
+) -> list[str]:
+    """Kill and remove containers by a label; those that would not go, and why.
+
+    but_of_launch: a launch whose containers stay.
+    """
     survivors = []
     for each in client.containers(all=True, filters={"label": f"{label}={value}"}):
+        if but_of_launch is not None and each["Labels"].get(LAUNCH_LABEL) == but_of_launch:
+            continue
         try:
             # With the volumes that have no name.
             client.remove_container(each["Id"], force=True, v=True)

@@ -218,6 +218,22 @@ def test_one_command_starts_both_hosts_and_a_failure_on_one_clears_the_other(
     assert first.containers() == second.containers() == []
 
 
+def test_two_endpoints_may_be_one_daemon(
+    launcher: Launcher, tmp_path: Path, fake_engine: Engine
+) -> None:
+    daemon = started(tmp_path / "hosts" / "127.0.0.2", fake_engine.version)
+    (tmp_path / "hosts" / "127.0.0.3").symlink_to(daemon.folder)
+    # A model of this machine is on no other.
+    engine = ("--set", "model=Org/Model", "--set", "timeouts.stop_s=3")
+    command = launcher.begin("up", launcher.recipe("a", "backend: docker\n"), *engine, *HOSTS)
+    command.until("a is ready: http://127.0.0.2:")
+    assert daemon.containers() == names("a")
+    command.kill(signal.SIGINT)
+    assert command.wait() == 130
+    assert daemon.containers() == []
+    daemon.end()
+
+
 def test_a_host_that_ssh_cannot_reach_is_named(
     launcher: Launcher, two_hosts: tuple[FakeDocker, FakeDocker]
 ) -> None:
