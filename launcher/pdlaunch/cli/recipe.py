@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 import yaml
 
-from pdlaunch import recipe_loader
+from pdlaunch import recipe_loader, recipe_schema
 from pdlaunch.console import Terminal
-from pdlaunch.recipe import Recipe
+from pdlaunch.files import write
 
 
 @click.group()
@@ -48,6 +49,24 @@ def show(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 @recipe.command()
-def schema() -> None:
-    """Print the JSON schema of recipes, for editors."""
-    Terminal().data(json.dumps(Recipe.model_json_schema(), indent=2))
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it there instead.",
+)
+def schema(output: Path | None) -> None:
+    """Print the JSON Schema of recipes, from which editors complete and check.
+
+    It knows each key. What one key says of another, `pdlaunch recipe validate` checks.
+    """
+    terminal = Terminal()
+    if output is None:
+        terminal.data(recipe_schema.text())
+        return
+    write(output, recipe_schema.text())
+    terminal.success(f"the schema is in {output}")
+    terminal.status(
+        f"a recipe beside it that begins with this line is completed by editors: "
+        f"# yaml-language-server: $schema={output.name}"
+    )
