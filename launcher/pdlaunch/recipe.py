@@ -333,7 +333,7 @@ class RouterSection(Section):
     env: Environment = Field(
         default_factory=dict,
         description="Environment of the router's process.",
-        examples=[{"RUST_LOG": "info"}],
+        examples=[{"RUST_BACKTRACE": "1"}],
     )
 
 

@@ -20,6 +20,7 @@ import click
 import pytest
 import yaml
 
+import recipe_page
 from pdlaunch import recipe_loader, series
 from pdlaunch.bench.workload import WORKLOADS
 from pdlaunch.cli import cli
@@ -33,6 +34,7 @@ PAGES = (
     "patches/README.md",
     "docs/faults.md",
     "docs/p5en.md",
+    "docs/recipe.md",
     "docs/support.md",
 )
 STREAMING = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming"
@@ -164,6 +166,11 @@ def test_table_of_workloads_is_that_of_the_benchmark() -> None:
     rows = table((ROOT / "README.md").read_text(), "workload")
     found = {name.strip("`"): what for name, what in rows}
     assert found == {each.name: each.what for each in WORKLOADS}
+
+
+def test_page_of_keys_is_that_of_the_schema() -> None:
+    kept = recipe_page.PAGE.read_text(encoding="utf-8")
+    assert recipe_page.page() == kept, "if that is meant: `make pages`, and read the difference"
 
 
 def test_version_of_the_base_is_the_same_everywhere(shipped: Series) -> None:
