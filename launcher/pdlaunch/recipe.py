@@ -239,7 +239,8 @@ class RoleSection(Section):
     devices: tuple[Indexes, ...] | None = Field(
         default=None,
         description="Devices of each replica, by index. null: the next free ones, prefill first. "
-        "CUDA only.",
+        "Engines share a device where kv_cache_gib and gpu_memory_fraction share it out. CUDA "
+        "only.",
         examples=[[[0, 1], [2, 3]]],
     )
     cores: tuple[Indexes, ...] | None = Field(

@@ -111,6 +111,38 @@ def test_wrong_value_is_refused_in_plain_words(tmp_path: Path, text: str, expect
     assert "Traceback" not in message
 
 
+SHARED = """
+name: shared
+model: random:tiny-qwen3
+prefill: {devices: [[0]], kv_cache_gib: 2, gpu_memory_fraction: 0.5}
+decode: {devices: [[0]], kv_cache_gib: 2, gpu_memory_fraction: 0.5}
+"""
+
+
+def test_engines_may_share_a_device_that_is_shared_out(tmp_path: Path) -> None:
+    assert load(tmp_path, SHARED).decode.devices == ((0,),)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "prefill.kv_cache_gib=null",
+        "decode.kv_cache_gib=null",
+        "decode.gpu_memory_fraction=null",
+        "decode.gpu_memory_fraction=0.51",
+    ],
+)
+def test_device_that_is_not_shared_out_is_given_once(tmp_path: Path, override: str) -> None:
+    message = refusal(tmp_path, SHARED, override)
+    assert "decode.devices: 0 is already given to prefill replica 0; engines that share" in message
+
+
+def test_every_engine_on_a_device_counts(tmp_path: Path) -> None:
+    two = ("prefill.replicas=2", "prefill.devices=[[0], [0]]", "prefill.gpu_memory_fraction=0.3")
+    assert "decode.devices: 0 is already given" in refusal(tmp_path, SHARED, *two)
+    assert load(tmp_path, SHARED, *two, "decode.gpu_memory_fraction=0.4").prefill.replicas == 2
+
+
 def test_tp_that_does_not_divide_the_heads_of_the_real_model(tmp_path: Path) -> None:
     text = MINIMAL.replace("random:tiny-qwen3", "embedded:smollm2-135m-instruct")
     message = refusal(tmp_path, text, "prefill.tensor_parallel=2")
