@@ -78,10 +78,20 @@ def load(
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded:
     """Read, override, validate and check a recipe; raise one UsageError with all problems."""
-    data, lines, problems = _parse(path)
+    return loads(_read(path), path, overrides, environ)
+
+
+def loads(
+    text: str,
+    path: Path,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Loaded:
+    """Like load, of a recipe that is in the file, or is to be written to it."""
+    data, lines, problems = _parse(text, path)
     set_lines: dict[KeyPath, str] = {}
     for override in overrides:
-        problem = _apply(data, override, set_lines)
+        problem = override_key(data, override, set_lines)
         if problem is not None:
             problems.append(problem)
     source = _Source(path, lines, set_lines)
@@ -109,9 +119,9 @@ def load(
     return Loaded(recipe, path, notes)
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], list[Problem]]:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot read the recipe: {error.strerror or error}",
@@ -122,6 +132,9 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], list[Problem
         raise UsageError(
             "the recipe is not UTF-8 text", where=str(path), next_step="save it as UTF-8"
         ) from error
+
+
+def _parse(text: str, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], list[Problem]]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
@@ -167,7 +180,8 @@ def _walk(
             _walk(item, (*at, str(index)), lines, problems)
 
 
-def _apply(data: dict[str, Any], override: str, seen: dict[KeyPath, str]) -> Problem | None:
+def override_key(data: dict[str, Any], override: str, seen: dict[KeyPath, str]) -> Problem | None:
+    """Set a key of a recipe that is not validated yet, as --set names it; note where it is from."""
     key, separator, text = override.partition("=")
     path = tuple(key.split("."))
     if not separator or not all(path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
@@ -23,6 +24,32 @@ def schema() -> dict[str, Any]:
     for section in (made, *made["$defs"].values()):
         section.pop("title", None)
     return {"$schema": GenerateJsonSchema.schema_dialect, "title": "A pdlaunch recipe", **made}
+
+
+def described_keys() -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    """Every key that a recipe may have with what the schema says of it, sections before theirs."""
+    made = schema()
+    yield from _below(made, made["$defs"], ())
+
+
+def _below(
+    section: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], at: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
+    for name, part in section["properties"].items():
+        below = section_of(part, sections)
+        yield (*at, name), {**(below or {}), **part}
+        if below is not None:
+            yield from _below(below, sections, (*at, name))
+
+
+def section_of(
+    part: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """The section that a key holds; None where it holds something else."""
+    for candidate in (part, *part.get("anyOf", ())):
+        if "$ref" in candidate:
+            return sections[candidate["$ref"].rpartition("/")[2]]
+    return None
 
 
 def text() -> str:

@@ -15,7 +15,8 @@ HEAD = """# Keys of a recipe
 
 Written by `make pages` from `pdlaunch recipe schema`: every key of a recipe, what it may be, and
 what it is where a recipe does not say. Only `name` and `model` are required.
-[reference.yaml](../recipes/reference.yaml) is a recipe with all of them, to copy from.
+[reference.yaml](../recipes/reference.yaml) is a recipe with all of them;
+`pdlaunch new` writes one from a few answers.
 
 A key below a section is written with a dot: `pdlaunch up RECIPE --set prefill.tensor_parallel=2`.
 What one key says of another, such as layouts, ports and devices, `pdlaunch recipe validate` checks.
@@ -33,25 +34,18 @@ _TYPES = {
 
 def page() -> str:
     schema = recipe_schema.schema()
-    tops = {
-        name: part for name, part in schema["properties"].items() if _section(schema, part) is None
+    sections = {
+        name: recipe_schema.section_of(part, schema["$defs"])
+        for name, part in schema["properties"].items()
     }
+    tops = {name: part for name, part in schema["properties"].items() if sections[name] is None}
     parts = [HEAD, "## Top level\n", _table(tops)]
     for name, part in schema["properties"].items():
-        section = _section(schema, part)
+        section = sections[name]
         if section is not None:
             about = part.get("description", section["description"])
             parts += [f"## `{name}`\n", f"{about}\n", _table(section["properties"])]
     return "\n".join(parts)
-
-
-def _section(schema: Mapping[str, Any], part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The schema of the keys below a key, where it has some."""
-    for candidate in (part, *part.get("anyOf", ())):
-        if "$ref" in candidate:
-            section: Mapping[str, Any] = schema["$defs"][candidate["$ref"].rpartition("/")[2]]
-            return section
-    return None
 
 
 def _table(keys: Mapping[str, Mapping[str, Any]]) -> str:

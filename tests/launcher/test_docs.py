@@ -108,7 +108,7 @@ def test_recipes_that_are_named_are_shipped() -> None:
     for name in PAGES:
         for line in shell_lines((ROOT / name).read_text()):
             words = pdlaunch_words(line)
-            if words[:1] == ["up"]:
+            if words[:1] == ["up"] and not words[1].endswith(".yaml"):
                 recipe_loader.load(recipe_loader.find(words[1]), ())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +22,7 @@ VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 UNITS = {"_s": "Seconds ", "_tokens": " in tokens", "_gib": " in GiB"}
 
 
-def resolved(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A key's schema, with that of the section it holds."""
-    for candidate in (part, *part.get("anyOf", ())):
-        if "$ref" in candidate:
-            section = SCHEMA["$defs"][candidate["$ref"].rpartition("/")[2]]
-            return {**section, **part}
-    return part
-
-
-def keys(
-    at: Mapping[str, Any] = SCHEMA, path: tuple[str, ...] = ()
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every key of a recipe with its schema, sections before what they hold."""
-    for name, part in at["properties"].items():
-        whole = resolved(part)
-        yield ".".join((*path, name)), whole
-        if "properties" in whole:
-            yield from keys(whole, (*path, name))
-
-
-KEYS = dict(keys())
+KEYS = {".".join(path): part for path, part in recipe_schema.described_keys()}
 LEAVES = {key: part for key, part in KEYS.items() if "properties" not in part}
 
 

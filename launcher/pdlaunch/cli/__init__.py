@@ -7,7 +7,19 @@ import sys
 import click
 
 from pdlaunch import __version__
-from pdlaunch.cli import ask, bench, build, deployment, doctor, engine, patch, recipe, render, up
+from pdlaunch.cli import (
+    ask,
+    bench,
+    build,
+    deployment,
+    doctor,
+    engine,
+    new,
+    patch,
+    recipe,
+    render,
+    up,
+)
 from pdlaunch.console import Terminal
 from pdlaunch.errors import Interrupted, PdError
 
@@ -25,6 +37,7 @@ cli.add_command(deployment.logs)
 cli.add_command(ask.ask)
 cli.add_command(bench.bench)
 cli.add_command(doctor.doctor)
+cli.add_command(new.new)
 cli.add_command(recipe.recipe)
 cli.add_command(render.render)
 cli.add_command(build.build)
