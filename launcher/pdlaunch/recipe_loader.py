@@ -60,16 +60,21 @@ def find(name: str) -> Path:
         raise UsageError(
             f"{name} is a folder", where="RECIPE", next_step="name a recipe file in it"
         )
-    shipped = {file.stem: file for file in sorted(recipes_dir().glob("*.yaml"))}
-    if name in shipped:
-        return shipped[name]
-    near = difflib.get_close_matches(path.stem, shipped, n=1)
+    known = shipped()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(path.stem, known, n=1)
     raise UsageError(
         f"no recipe {name}",
         where="RECIPE",
         next_step=(f"did you mean {near[0]}? " if near else "")
-        + f"name a file, or one of: {', '.join(shipped)}",
+        + f"name a file, or one of: {', '.join(known)}",
     )
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with pdlaunch, by name."""
+    return {file.stem: file for file in sorted(recipes_dir().glob("*.yaml"))}
 
 
 def load(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import enum
-import itertools
 import json
 import os
 import re
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 import recipe_page
+from command_lines import parse, pdlaunch_words
 from pdlaunch import recipe_loader, series
 from pdlaunch.bench.workload import WORKLOADS
 from pdlaunch.cli import cli
@@ -205,30 +205,6 @@ def shell_lines(text: str) -> list[str]:
 
 def inline_code(text: str) -> list[str]:
     return _CODE.findall(_FENCE.sub("", text))
-
-
-def pdlaunch_words(line: str) -> list[str]:
-    """The arguments of a line that runs pdlaunch; none where it runs something else."""
-    if not line.startswith("pdlaunch "):
-        return []
-    words = shlex.split(line, comments=True)[1:]
-    return list(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
-
-
-def parse(words: list[str], *, incomplete: bool) -> None:
-    """Fails as the command line would, without running anything."""
-    command: click.Command = cli
-    rest = list(words)
-    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        name = rest.pop(0)
-        assert name in command.commands, f"pdlaunch {shlex.join(words)}"
-        command = command.commands[name]
-    try:
-        command.make_context(command.name, rest, help_option_names=["-h", "--help"])
-    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
-        assert incomplete, f"pdlaunch {shlex.join(words)}"
-    except click.ClickException as error:
-        pytest.fail(f"pdlaunch {shlex.join(words)}: {error.format_message()}")
 
 
 def table(text: str, first: str) -> list[list[str]]:

@@ -15,6 +15,7 @@ from pdlaunch.cli import (
     doctor,
     engine,
     new,
+    parameters,
     patch,
     recipe,
     render,
@@ -24,7 +25,15 @@ from pdlaunch.console import Terminal
 from pdlaunch.errors import Interrupted, PdError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=parameters.examples(
+        "pdlaunch up smollm2-135m-cpu --detach",
+        'pdlaunch ask smollm2-135m-cpu "What is the capital of France?"',
+        "pdlaunch status",
+        "pdlaunch down",
+    ),
+)
 @click.version_option(__version__, prog_name="pdlaunch")
 def cli() -> None:
     """Prefill/decode disaggregated vLLM with push-mode KV transfer, from one recipe."""

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import click
 
 from pdlaunch import files, new_recipe, recipe_loader
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.errors import UsageError
 from pdlaunch.new_recipe import Answers, InstanceType, Place, RoleAnswers
@@ -20,7 +21,14 @@ _INSTANCE_TYPES = click.Choice(get_args(InstanceType))
 _PLACES = click.Choice(get_args(Place))
 
 
-@click.command()
+@click.command(
+    epilog=parameters.examples(
+        "pdlaunch new",
+        "pdlaunch new mine --model Qwen/Qwen3-8B --where gpus --prefill-tp 1 --decode-tp 2",
+        "pdlaunch new mine --model Qwen/Qwen3-32B --where efa \\",
+        "    --prefill-host 10.0.0.11 --decode-host 10.0.0.12 --prefill-tp 4 --decode-tp 4",
+    )
+)
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--model", help="A hub id (Org/Name), a folder (./mine), or one that pdlaunch makes.")
 @click.option(
