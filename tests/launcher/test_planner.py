@@ -285,8 +285,35 @@ def test_plan_survives_its_own_json() -> None:
 def test_shipped_recipes_can_be_planned(path: Path) -> None:
     source = recipe_loader.load(path).recipe
     deployment = planned(source)
-    assert [process.role for process in deployment.processes] == ["prefill", "decode", "router"]
-    assert [process.name for process in deployment.engines] == ["prefill-0", "decode-0"]
+    assert [process.name for process in deployment.processes] == [
+        *(f"prefill-{replica}" for replica in range(source.prefill.replicas)),
+        *(f"decode-{replica}" for replica in range(source.decode.replicas)),
+        "router",
+    ]
+
+
+def test_two_and_two_engines_have_cores_and_ports_of_their_own() -> None:
+    source = recipe_loader.load(recipes_dir() / "tiny-qwen3-2p2d-cpu.yaml").recipe
+    engines = planned(source, facts(source, cores=4)).engines
+    assert [process.cores for process in engines] == [(0,), (1,), (2,), (3,)]
+    assert len({(process.port, process.side_channel_port) for process in engines}) == 4
+
+
+def test_larger_decode_engine_takes_over_from_several_prefill_engines() -> None:
+    source = recipe_loader.load(recipes_dir() / "llama-3.3-70b-p5en.yaml").recipe
+    first, second, decode = planned(source, is_local=False).engines
+    assert (first.env["CUDA_VISIBLE_DEVICES"], second.env["CUDA_VISIBLE_DEVICES"]) == (
+        "0,1,2,3",
+        "4,5,6,7",
+    )
+    assert value(decode, "--tensor-parallel-size") == "8"
+    assert (first.host, second.host, decode.host) == ("10.0.0.11", "10.0.0.11", "10.0.0.12")
+
+
+def test_engines_that_share_a_device_are_given_it_both() -> None:
+    source = recipe_loader.load(recipes_dir() / "qwen3-0.6b-one-gpu.yaml").recipe
+    prefill, decode = planned(source, facts(source, gpus=("GPU-4",))).engines
+    assert prefill.env["CUDA_VISIBLE_DEVICES"] == decode.env["CUDA_VISIBLE_DEVICES"] == "GPU-4"
 
 
 ROLES = st.fixed_dictionaries(
