@@ -20,6 +20,10 @@ from pydantic import (
 
 LOCAL_HOST = "local"
 
+EngineVariant = Literal["cpu", "cuda", "neuron"]
+# What the images of the vllm-neuron plugin carry. The patch series does not apply to it.
+NEURON_VLLM_VERSION = "0.21"
+
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -60,6 +64,7 @@ OWNED_ENV: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "cores",
     "VLLM_CPU_KVCACHE_SPACE": "kv_cache_gib",
     "CUDA_VISIBLE_DEVICES": "devices",
+    "NEURON_RT_VISIBLE_CORES": "devices",
 }
 SECRET_NAME = re.compile(
     r"(^|[_-])(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API[_-]?KEY|ACCESS[_-]KEY|PRIVATE[_-]KEY)$",
@@ -148,8 +153,10 @@ class ModelShape(Section):
 class EngineSection(Section):
     """The engine that both roles run."""
 
-    variant: Literal["cpu", "cuda"] = Field(
-        default="cuda", description="Build of vLLM: cpu, or cuda for NVIDIA devices."
+    variant: EngineVariant = Field(
+        default="cuda",
+        description="Build of vLLM: cpu; cuda for NVIDIA devices; neuron for AWS Trainium, whose "
+        "recipes can be validated and cannot be started yet.",
     )
     args: EngineFlags = Field(
         default_factory=dict,
@@ -181,6 +188,11 @@ class TransferSection(Section):
             description="NIXL backends, such as UCX or LIBFABRIC. null: NIXL's default, UCX.",
             examples=[["LIBFABRIC"]],
         )
+    )
+    buffer: Literal["device", "host"] = Field(
+        default="device",
+        description="Where KV leaves from and arrives at: the device's own memory, or a copy in "
+        "the host's, for devices whose memory NIXL cannot register.",
     )
     load_failure_policy: Literal["fail", "recompute"] = Field(
         default="fail",
@@ -239,8 +251,8 @@ class RoleSection(Section):
     devices: tuple[Indexes, ...] | None = Field(
         default=None,
         description="Devices of each replica, by index. null: the next free ones, prefill first. "
-        "Engines share a device where kv_cache_gib and gpu_memory_fraction share it out. CUDA "
-        "only.",
+        "Engines share a device where kv_cache_gib and gpu_memory_fraction share it out. Not on "
+        "CPU; on Trainium they are logical NeuronCores.",
         examples=[[[0, 1], [2, 3]]],
     )
     cores: tuple[Indexes, ...] | None = Field(

@@ -31,6 +31,10 @@ def check(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
         problems += _role(recipe, role)
         if shape is not None:
             problems += _layout(recipe, role, shape)
+    if recipe.engine.variant == "cpu" and recipe.transfer.buffer == "host":
+        problems.append(
+            Problem(("transfer", "buffer"), "engine.variant cpu has its KV in host memory: device")
+        )
     problems += _pair(recipe, shape)
     problems += _disjoint(recipe)
     problems += _ports(recipe)

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from pdlaunch import model_shape, recipe_checks
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
-from pdlaunch.recipe import Recipe, is_path
+from pdlaunch.recipe import NEURON_VLLM_VERSION, Recipe, is_path
 from pdlaunch.recipe_checks import Problem
 
 KeyPath = tuple[str, ...]
@@ -116,8 +116,13 @@ def loads(
     if problems:
         raise _refusal(problems, source)
     notes: tuple[str, ...] = ()
+    if recipe.engine.variant == "neuron":
+        notes += (
+            f"it cannot be started: engine.variant neuron is vLLM {NEURON_VLLM_VERSION}, to which "
+            "the patch series does not apply",
+        )
     if shape is None:
-        notes = (
+        notes += (
             f"the shape of {recipe.model} is not known here, so its heads were not checked "
             "against tensor_parallel; model_shape tells it",
         )

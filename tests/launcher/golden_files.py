@@ -80,6 +80,8 @@ KINDS: dict[str, tuple[Callable[[str], str], tuple[str, ...]]] = {
             "llama-3.3-70b-p5en",
             "qwen3-0.6b-one-gpu",
             "tiny-qwen3-2p2d-cpu",
+            "qwen3-32b-trn2",
+            "qwen3-32b-trn2-host-buffer",
         ),
     ),
     "k8s.yaml": (manifests, (P5EN, "llama-3.3-70b-p5en", "deepseek-v3.1-p5")),

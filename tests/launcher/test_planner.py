@@ -276,6 +276,25 @@ def test_p5en_recipe_renders_the_right_things_for_each_host() -> None:
     assert value(router, "--decode") == "http://10.0.0.12:8200"
 
 
+def test_host_buffers_reach_both_engines() -> None:
+    source = recipe(engine={"variant": "cuda"}, transfer={"buffer": "host"})
+    for process in planned(source).engines:
+        assert transfer(process)["kv_buffer_device"] == "cpu"
+    assert "kv_buffer_device" not in transfer(planned(recipe()).engines[0])
+
+
+@pytest.mark.parametrize("name", ["qwen3-32b-trn2", "qwen3-32b-trn2-host-buffer"])
+def test_engines_on_trainium_have_cores_of_their_own(name: str) -> None:
+    source = recipe_loader.load(recipes_dir() / f"{name}.yaml").recipe
+    # GPUs of this machine are none of theirs.
+    prefill, decode = planned(source, facts(source, gpus=("GPU-4",))).engines
+    assert prefill.env["NEURON_RT_VISIBLE_CORES"] == "0-7"
+    assert decode.env["NEURON_RT_VISIBLE_CORES"] == "8-15"
+    assert "CUDA_VISIBLE_DEVICES" not in prefill.env
+    assert transfer(decode)["kv_connector_extra_config"] == {"backends": ["LIBFABRIC"]}
+    assert ("kv_buffer_device" in transfer(decode)) == name.endswith("host-buffer")
+
+
 def test_plan_survives_its_own_json() -> None:
     deployment = planned(recipe(prefill={"replicas": 2}))
     assert DeploymentPlan.model_validate_json(deployment.model_dump_json()) == deployment

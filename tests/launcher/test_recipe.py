@@ -100,6 +100,8 @@ def test_unknown_key_far_from_all_lists_the_known_ones(tmp_path: Path) -> None:
             "engine: {variant: cuda}\nprefill: {efa_interfaces: 2}",
             "transfer.backends: prefill.efa_interfaces is 2",
         ),
+        ("transfer: {buffer: host}", "transfer.buffer: engine.variant cpu has its KV in host"),
+        ("prefill: {env: {NEURON_RT_VISIBLE_CORES: 0}}", "is decided by devices"),
         ("model_shape: {attention_heads: 8}", "model_shape.kv_heads: is required"),
         ("timeouts: {ready_s: .nan}", "timeouts.ready_s: should be a finite number"),
     ],
