@@ -94,7 +94,7 @@ def text(answers: Answers, overrides: Sequence[str] = ()) -> str:
             raise UsageError(problem.message, where=f"--set {override}")
     lines = [
         f"# Prefill and decode on {PLACES[answers.place]}.",
-        "# Written by `pdlaunch new`; nobody has run it yet. Every key: docs/recipe.md.",
+        "# Written by `pdlaunch new`; nobody has run it yet. Every key: pdlaunch's docs/recipe.md.",
         "# Editors complete them after: pdlaunch recipe schema --output recipe.schema.json",
         *_advice(answers),
         "",

@@ -428,10 +428,14 @@ class _Planner:
         missing = [str(index) for index in wanted if index not in available]
         if missing:
             there = ", ".join(str(index) for index in available) or "none"
+            # Here an engine is one process; over several nodes it is several.
+            too_large = key == "devices" and len(wanted) > len(available) > 0
+            cluster = "; an engine over several nodes is for a cluster: `pdlaunch render k8s`"
             raise UsageError(
                 f"{role} needs {key} {', '.join(missing)}, and this machine offers {there}",
                 where=f"{role}.{key}",
-                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel",
+                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel"
+                + (cluster if too_large else ""),
             )
 
     def _device_names(self, indexes: Sequence[int]) -> str:

@@ -231,6 +231,13 @@ def test_too_few_devices_names_the_key_and_what_is_there() -> None:
     assert caught.value.where == "decode.devices"
 
 
+def test_engine_that_spans_nodes_is_sent_to_a_cluster() -> None:
+    source = recipe_loader.load(recipes_dir() / "deepseek-v3.1-p5.yaml").recipe
+    with pytest.raises(UsageError, match="prefill needs devices 8, 9") as caught:
+        planned(source, facts(source, gpus=tuple(map(str, range(8)))))
+    assert "pdlaunch render k8s" in str(caught.value.next_step)
+
+
 def test_two_hosts_get_fixed_ports_and_reachable_addresses() -> None:
     source = recipe(decode={"host": "decode.example"}, prefill={"replicas": 2})
     deployment = planned(source)
