@@ -7,17 +7,27 @@ from pathlib import Path
 import click
 
 from pdlaunch import image, packages
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.upstream import VARIANTS, Variant
 from pdlaunch.wheel import build_wheel
 
 
-@click.group()
+@click.group(
+    epilog=parameters.examples(
+        "pdlaunch build wheel --variant cuda", "pdlaunch build image --tag pdlaunch:latest"
+    )
+)
 def build() -> None:
     """Build the patched wheel or the image."""
 
 
-@build.command()
+@build.command(
+    epilog=parameters.examples(
+        "pdlaunch build wheel --variant cpu",
+        "pdlaunch build wheel --variant cuda --arch aarch64 --out /tmp/wheels",
+    )
+)
 @click.option("--variant", type=click.Choice(VARIANTS), required=True, help="What it runs on.")
 @click.option(
     "--out",
@@ -36,7 +46,12 @@ def wheel(variant: Variant, out_dir: Path, arch: str | None) -> None:
     terminal.data(str(built))
 
 
-@build.command("image")
+@build.command(
+    "image",
+    epilog=parameters.examples(
+        "pdlaunch build image", "pdlaunch build image --tag registry.example/pdlaunch:1"
+    ),
+)
 @click.option("--tag", default="pdlaunch:latest", show_default=True, help="The image's name.")
 @click.option("--arch", metavar="ARCH", help="x86_64 or aarch64 (default: this machine's).")
 def build_image(tag: str, arch: str | None) -> None:
