@@ -241,7 +241,7 @@ KNOWN = (
         "no byte of another request's KV changes",
         PAIR,
         "test_d6_hostile_registrations_change_no_byte",
-        stock="it looks at its messages only while it steps, so an idle one never shows its memory and nothing is compared",
+        stock="it looks at messages only while it steps, so an idle one shows no memory to compare",
     ),
     Known(
         "D7",
