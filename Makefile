@@ -4,7 +4,7 @@ BIN := .venv/bin
 SET_UP := .venv/set-up
 DEMO := demo
 
-.PHONY: help demo test test-slow faults soak bench-stopped-peer sim test-upstream golden lint format clean
+.PHONY: help demo test test-slow faults soak bench-stopped-peer sim test-upstream golden pages lint format clean
 
 help:
 	@echo "make demo           one question to a real model over prefill and decode, from nothing"
@@ -16,6 +16,7 @@ help:
 	@echo "make sim            a million random histories of the push protocol, with faults"
 	@echo "make test-upstream  vLLM's own tests, on the stock and on the patched build"
 	@echo "make golden         rendered output that tests compare, written anew"
+	@echo "make pages          pages of docs/ that are made from tables and schemas, written anew"
 	@echo "make lint           ruff and mypy"
 	@echo "make format         let ruff format the code"
 	@echo "make clean          remove .venv and caches of tools; engines and models stay cached"
@@ -58,6 +59,10 @@ test-upstream: $(SET_UP)
 
 golden: $(SET_UP)
 	$(BIN)/python tests/launcher/golden_files.py
+
+pages: $(SET_UP)
+	$(BIN)/python tests/launcher/recipe_page.py
+	$(BIN)/python tests/proofs/combinations.py
 
 lint: $(SET_UP)
 	$(BIN)/ruff check

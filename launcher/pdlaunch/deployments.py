@@ -142,9 +142,18 @@ def remove_record(name: str) -> None:
     (folder(name) / _RECORD).unlink(missing_ok=True)
 
 
+def names() -> list[str]:
+    """Deployments that were started and not taken down."""
+    return sorted(path.parent.name for path in state_dir().glob(f"deployments/*/{_RECORD}"))
+
+
+def logged_names() -> list[str]:
+    """Deployments that there are logs of, also when they are down."""
+    return sorted(path.parent.name for path in state_dir().glob("deployments/*/logs"))
+
+
 def all_records() -> list[Record]:
-    names = sorted(path.parent.name for path in state_dir().glob(f"deployments/*/{_RECORD}"))
-    return [record for name in names if (record := read(name)) is not None]
+    return [record for name in names() if (record := read(name)) is not None]
 
 
 def find(name: str) -> Record | None:

@@ -25,6 +25,7 @@ from pdlaunch import engine_install
 from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.paths import cache_dir
+from pdlaunch.recipe import NEURON_VLLM_VERSION, EngineVariant
 from pdlaunch.series import Series
 from pdlaunch.series import load as load_series
 from pdlaunch.upstream import VARIANTS, Variant
@@ -60,9 +61,14 @@ class Installed:
     current: bool
 
 
-def planned(variant: Variant) -> Engine:
-    """Where the engine of a variant is or would be. Touches nothing."""
-    return _engine(variant, load_series())
+def planned(variant: EngineVariant) -> Engine:
+    """Where the engine of a variant is or would be. Touches nothing.
+
+    Raises:
+        UsageError: the series does not apply to the vLLM that the variant has.
+    """
+    series = load_series()
+    return _engine(_patched(variant, series), series)
 
 
 def is_ready(engine: Engine) -> bool:
@@ -70,10 +76,11 @@ def is_ready(engine: Engine) -> bool:
     return _is_ready(engine, _packages(engine.variant, load_series()))
 
 
-def ensure(variant: Variant, reporter: Reporter) -> Engine:
+def ensure(variant: EngineVariant, reporter: Reporter) -> Engine:
     """The engine of a variant, built when it is missing or broken."""
     series = load_series()
-    engine, packages = _engine(variant, series), _packages(variant, series)
+    engine = _engine(_patched(variant, series), series)
+    packages = _packages(engine.variant, series)
     if not _is_ready(engine, packages):
         with _locked(engine.root, reporter):
             if not _is_ready(engine, packages):
@@ -146,6 +153,19 @@ def _environments(folder: Path) -> list[Path]:
 
 def _python_tag() -> str:
     return f"py{sys.version_info.major}{sys.version_info.minor}"
+
+
+def _patched(variant: EngineVariant, series: Series) -> Variant:
+    if variant == "neuron":
+        raise UsageError(
+            f"engine.variant neuron needs the vllm-neuron plugin, whose images carry vLLM "
+            f"{NEURON_VLLM_VERSION}; the patch series is for vLLM {series.upstream.version} and "
+            "does not apply there, so nothing was started",
+            where="engine.variant",
+            next_step="run it on cuda or cpu, or wait for a plugin for vLLM "
+            f"{series.upstream.version}; `pdlaunch recipe validate` checks the recipe meanwhile",
+        )
+    return variant
 
 
 def _engine(variant: Variant, series: Series) -> Engine:

@@ -63,6 +63,11 @@ EFA_ENV: Mapping[str, str] = {
     "FI_EFA_MR_MAX_CACHED_SIZE": "0",
     "NCCL_SOCKET_IFNAME": "^lo,docker,veth",
 }
+# By variant, what tells an engine its devices.
+DEVICES_ENV: Mapping[str, str] = {
+    "cuda": "CUDA_VISIBLE_DEVICES",
+    "neuron": "NEURON_RT_VISIBLE_CORES",
+}
 # Another libfabric on the path would not know EFA, or not this version of it.
 EFA_LIBRARIES = "/opt/amazon/efa/lib"
 
@@ -147,6 +152,8 @@ def transfer_config(
         "kv_role": "kv_producer" if role == "prefill" else "kv_consumer",
         "kv_load_failure_policy": transfer.load_failure_policy,
     }
+    if transfer.buffer == "host":
+        config["kv_buffer_device"] = "cpu"
     if engine_id is not None:
         config["engine_id"] = engine_id
     if extra:
@@ -280,7 +287,7 @@ class _Planner:
         if cores:
             env["VLLM_CPU_OMP_THREADS_BIND"] = _bind(cores, workers_per_engine(section))
         if devices:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(self._device_name(each) for each in devices)
+            env[DEVICES_ENV[self._recipe.engine.variant]] = self._device_names(devices)
         return ProcessPlan(
             name=name,
             role=role,
@@ -392,8 +399,10 @@ class _Planner:
         return spread
 
     def _assign_devices(self) -> dict[str, tuple[int, ...]]:
-        if self._recipe.engine.variant != "cuda":
+        if self._recipe.engine.variant == "cpu":
             return {}
+        # Nobody here counts Trainium's.
+        gpus = self._facts.gpus if self._recipe.engine.variant == "cuda" else None
         taken: dict[str, set[int]] = {}
         for role in ROLES:
             section = self._recipe.role(role)
@@ -411,24 +420,32 @@ class _Planner:
                     devices = tuple(itertools.islice(free, workers_per_engine(section)))
                     on_host.update(devices)
                 assigned[f"{role}-{replica}"] = devices
-                if self._is_here(section.address) and self._facts.gpus is not None:
-                    self._known(role, "devices", devices, range(len(self._facts.gpus)))
+                if self._is_here(section.address) and gpus is not None:
+                    self._known(role, "devices", devices, range(len(gpus)))
         return assigned
 
     def _known(self, role: Role, key: str, wanted: Sequence[int], available: Sequence[int]) -> None:
         missing = [str(index) for index in wanted if index not in available]
         if missing:
             there = ", ".join(str(index) for index in available) or "none"
+            # Here an engine is one process; over several nodes it is several.
+            too_large = key == "devices" and len(wanted) > len(available) > 0
+            cluster = "; an engine over several nodes is for a cluster: `pdlaunch render k8s`"
             raise UsageError(
                 f"{role} needs {key} {', '.join(missing)}, and this machine offers {there}",
                 where=f"{role}.{key}",
-                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel",
+                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel"
+                + (cluster if too_large else ""),
             )
 
-    def _device_name(self, index: int) -> str:
+    def _device_names(self, indexes: Sequence[int]) -> str:
         gpus = self._facts.gpus
+        if self._recipe.engine.variant == "neuron":
+            return _range(indexes)
+        if gpus is None:
+            return ",".join(map(str, indexes))
         # An inherited CUDA_VISIBLE_DEVICES narrows the machine down; indexes count inside it.
-        return gpus[index] if gpus is not None and index < len(gpus) else str(index)
+        return ",".join(gpus[each] if each < len(gpus) else str(each) for each in indexes)
 
 
 def _is_unspecified(host: str) -> bool:
@@ -436,6 +453,14 @@ def _is_unspecified(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def _range(indexes: Sequence[int]) -> str:
+    """As Neuron's runtime documents it; what has gaps is listed."""
+    first, last = min(indexes), max(indexes)
+    if sorted(indexes) == list(range(first, last + 1)):
+        return f"{first}-{last}" if last > first else str(first)
+    return ",".join(map(str, indexes))
 
 
 def _bind(cores: Sequence[int], workers: int) -> str:

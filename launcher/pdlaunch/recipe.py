@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     JsonValue,
     StringConstraints,
+    WithJsonSchema,
     field_validator,
 )
 
@@ -25,6 +26,10 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 # What OpenSSH and the Docker SDK take alike.
 _SSH_ENDPOINT = re.compile(r"ssh://([\w.-]+@)?[\w.-]+(:\d+)?", re.ASCII)
+
+EngineVariant = Literal["cpu", "cuda", "neuron"]
+# What the images of the vllm-neuron plugin carry. The patch series does not apply to it.
+NEURON_VLLM_VERSION = "0.21"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=1)]
@@ -56,12 +61,17 @@ OWNED_ROUTER_FLAGS: Mapping[str, str] = {
     "decode": "decode",
     "vllm-pd-disaggregation": "nothing: it is always on",
 }
+OWNED_EXTRA: Mapping[str, str] = {
+    "backends": "transfer.backends",
+    "push_impl": "transfer.mode",
+}
 OWNED_ENV: Mapping[str, str] = {
     "VLLM_NIXL_SIDE_CHANNEL_HOST": "prefill.host and decode.host",
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "side_channel_port",
     "VLLM_CPU_OMP_THREADS_BIND": "cores",
     "VLLM_CPU_KVCACHE_SPACE": "kv_cache_gib",
     "CUDA_VISIBLE_DEVICES": "devices",
+    "NEURON_RT_VISIBLE_CORES": "devices",
 }
 SECRET_NAME = re.compile(
     r"(^|[_-])(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API[_-]?KEY|ACCESS[_-]KEY|PRIVATE[_-]KEY)$",
@@ -77,7 +87,9 @@ def _env_value(value: object) -> object:
     return value
 
 
-EnvValue = Annotated[str, BeforeValidator(_env_value)]
+EnvValue = Annotated[
+    str, BeforeValidator(_env_value), WithJsonSchema({"type": ["string", "number"]})
+]
 
 
 def _no_owned_flags(args: Mapping[str, Any], owned: Mapping[str, str]) -> Mapping[str, Any]:
@@ -116,13 +128,26 @@ def _address(host: str) -> str:
 
 
 Host = Annotated[str, StringConstraints(min_length=1), AfterValidator(_endpoint)]
+def _none_of(names: Iterable[str]) -> dict[str, JsonValue]:
+    """The part of a JSON schema that refuses keys."""
+    return {"propertyNames": {"not": {"enum": list(names)}}}
+
+
 EngineFlags = Annotated[
-    Mapping[str, JsonValue], AfterValidator(lambda args: _no_owned_flags(args, OWNED_FLAGS))
+    Mapping[str, JsonValue],
+    AfterValidator(lambda args: _no_owned_flags(args, OWNED_FLAGS)),
+    Field(json_schema_extra=_none_of(OWNED_FLAGS)),
 ]
 RouterFlags = Annotated[
-    Mapping[str, JsonValue], AfterValidator(lambda args: _no_owned_flags(args, OWNED_ROUTER_FLAGS))
+    Mapping[str, JsonValue],
+    AfterValidator(lambda args: _no_owned_flags(args, OWNED_ROUTER_FLAGS)),
+    Field(json_schema_extra=_none_of(OWNED_ROUTER_FLAGS)),
 ]
-Environment = Annotated[Mapping[str, EnvValue], AfterValidator(_no_owned_env)]
+Environment = Annotated[
+    Mapping[str, EnvValue],
+    AfterValidator(_no_owned_env),
+    Field(json_schema_extra=_none_of(OWNED_ENV)),
+]
 
 
 class Section(BaseModel):
@@ -136,24 +161,33 @@ class Section(BaseModel):
 class ModelShape(Section):
     """Sizes that decide which parallel layouts are possible."""
 
-    attention_heads: Count = Field(description="Number of attention (query) heads.")
-    kv_heads: Count = Field(description="Number of key/value heads.")
-    layers: Count | None = Field(default=None, description="Number of hidden layers.")
+    attention_heads: Count = Field(description="Number of attention (query) heads.", examples=[64])
+    kv_heads: Count = Field(description="Number of key/value heads.", examples=[8])
+    layers: Count | None = Field(
+        default=None, description="Number of hidden layers. null: not checked.", examples=[64]
+    )
 
 
 class EngineSection(Section):
     """The engine that both roles run."""
 
-    variant: Literal["cpu", "cuda"] = Field(
-        default="cuda", description="Build of vLLM: cpu, or cuda for NVIDIA devices."
+    variant: EngineVariant = Field(
+        default="cuda",
+        description="Build of vLLM: cpu; cuda for NVIDIA devices; neuron for AWS Trainium, whose "
+        "recipes can be validated and cannot be started yet.",
     )
     args: EngineFlags = Field(
         default_factory=dict,
         description="Further `vllm serve` flags for both roles, without dashes. true gives the "
-        "flag alone, false its --no- form, null takes an inherited flag away.",
+        "flag alone, false its --no- form, null takes an inherited flag away. Flags that a key of "
+        "the recipe decides are refused.",
+        examples=[{"max-num-batched-tokens": 8192, "enforce-eager": True}],
     )
     env: Environment = Field(
-        default_factory=dict, description="Environment of both roles' processes."
+        default_factory=dict,
+        description="Environment of both roles' processes. Secrets are refused: the processes "
+        "inherit the environment of pdlaunch.",
+        examples=[{"VLLM_LOGGING_LEVEL": "INFO"}],
     )
 
 
@@ -185,7 +219,13 @@ class TransferSection(Section):
             default=None,
             min_length=1,
             description="NIXL backends, such as UCX or LIBFABRIC. null: NIXL's default, UCX.",
+            examples=[["LIBFABRIC"]],
         )
+    )
+    buffer: Literal["device", "host"] = Field(
+        default="device",
+        description="Where KV leaves from and arrives at: the device's own memory, or a copy in "
+        "the host's, for devices whose memory NIXL cannot register.",
     )
     load_failure_policy: Literal["fail", "recompute"] = Field(
         default="fail",
@@ -195,12 +235,14 @@ class TransferSection(Section):
     extra: Mapping[str, JsonValue] = Field(
         default_factory=dict,
         description="Further keys of kv_connector_extra_config, for both roles.",
+        examples=[{"push_min_bytes": 1048576, "kv_lease_duration": 30}],
+        json_schema_extra=_none_of(OWNED_EXTRA),
     )
 
     @field_validator("extra")
     @classmethod
     def _extra(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        for key, owner in {"backends": "transfer.backends", "push_impl": "transfer.mode"}.items():
+        for key, owner in OWNED_EXTRA.items():
             if key in value:
                 raise ValueError(f"{key} is decided by {owner}; set that instead")
         return value
@@ -209,54 +251,83 @@ class TransferSection(Section):
 class RoleSection(Section):
     """One role's engines: as many as `replicas`, all alike."""
 
-    replicas: Count = Field(default=1, description="Number of engines.")
-    tensor_parallel: Count = Field(default=1, description="Devices (or CPU workers) a layer.")
+    replicas: Count = Field(default=1, description="Number of engines.", examples=[2])
+    tensor_parallel: Count = Field(
+        default=1,
+        description="Devices (on CPU: workers) that share each layer of one engine. Must divide "
+        "the attention heads.",
+        examples=[4],
+    )
     block_size_tokens: Count = Field(
-        default=64, description="Tokens in a KV block; on CPU a multiple of 32."
+        default=64,
+        description="Size of a KV block in tokens; on CPU a multiple of 32. Push needs the same on "
+        "both sides.",
+        examples=[128],
     )
     max_model_len_tokens: Count | None = Field(
-        default=None, description="Overrides the recipe's max_model_len_tokens for this role."
+        default=None,
+        description="Longest prompt plus answer in tokens, for this role. null: the recipe's.",
+        examples=[32768],
     )
     kv_cache_gib: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="KV cache of one engine in GiB (per device). null: 4 on CPU; what "
+        description="KV cache of one engine in GiB, per device. null: 4 on CPU; what "
         "gpu_memory_fraction leaves on CUDA.",
+        examples=[16],
     )
     gpu_memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None,
-        description="Share of a device's memory that the engine may use. null: vLLM's.",
+        description="Share of a device's memory that the engine may use. null: vLLM's default. "
+        "CUDA only.",
+        examples=[0.9],
     )
     devices: tuple[Indexes, ...] | None = Field(
         default=None,
-        description="Devices of each replica, such as [[0, 1], [2, 3]]. null: the next free ones.",
+        description="Devices of each replica, by index. null: the next free ones, prefill first. "
+        "Engines share a device where kv_cache_gib and gpu_memory_fraction share it out. Not on "
+        "CPU; on Trainium they are logical NeuronCores.",
+        examples=[[[0, 1], [2, 3]]],
     )
     cores: tuple[Indexes, ...] | None = Field(
         default=None,
-        description="CPU cores of each replica's workers. null: spread over what is available.",
+        description="Cores of each replica's workers, by index. null: spread over what is "
+        "available. CPU only.",
+        examples=[[[0, 1], [2, 3]]],
     )
     host: Host = Field(
         default=LOCAL_HOST,
         description="Address that the role's servers listen on and are reached at. local: this "
         "machine, loopback only when every role is here. ssh://[USER@]ADDRESS[:PORT]: the same, "
         "and containers are started there through ssh.",
+        examples=["10.0.0.11"],
     )
     port: Port | None = Field(
         default=None,
-        description="HTTP port of the first replica, the next ones follow. null: a free one.",
+        description="HTTP port of the first replica, the next ones follow. null: a free one, or a "
+        "fixed one where roles are on several hosts.",
+        examples=[8100],
     )
     side_channel_port: Port | None = Field(
         default=None,
-        description="NIXL side-channel port of the first replica, the next ones follow. "
-        "null: a free one.",
+        description="NIXL side-channel port of the first replica, the next ones follow. null: a "
+        "free one, or a fixed one where roles are on several hosts.",
+        examples=[5600],
     )
     efa_interfaces: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="EFA interfaces of one engine; above 0 sets libfabric up for EFA."
+        default=0,
+        description="EFA interfaces of one engine. Above 0: libfabric is set up for EFA, and "
+        "transfer.backends must say LIBFABRIC.",
+        examples=[8],
     )
     args: EngineFlags = Field(
-        default_factory=dict, description="`vllm serve` flags of this role, over engine.args."
+        default_factory=dict,
+        description="`vllm serve` flags of this role, over engine.args.",
+        examples=[{"max-num-seqs": 64}],
     )
     env: Environment = Field(
-        default_factory=dict, description="Environment of this role, over engine.env."
+        default_factory=dict,
+        description="Environment of this role, over engine.env.",
+        examples=[{"UCX_LOG_LEVEL": "warn"}],
     )
 
     @property
@@ -268,7 +339,9 @@ class RoleSection(Section):
 class PrefillSection(RoleSection):
     """The prefill engines (P)."""
 
-    pipeline_parallel: Count = Field(default=1, description="Pipeline stages; prefill only.")
+    pipeline_parallel: Count = Field(
+        default=1, description="Pipeline stages of one engine; prefill only.", examples=[2]
+    )
 
 
 class DecodeSection(RoleSection):
@@ -289,17 +362,30 @@ class RouterSection(Section):
     ] = Field(default="round_robin", description="How requests spread over replicas.")
     host: Host = Field(
         default=LOCAL_HOST,
-        description="Address that the router listens on. local: loopback. ssh://: as for a role.",
+        description="Address that the router listens on. local: loopback. 0.0.0.0 opens it to the "
+        "network. ssh://: as for a role.",
+        examples=["10.0.0.11"],
     )
-    port: Port | None = Field(default=None, description="HTTP port. null: a free one.")
+    port: Port | None = Field(
+        default=None,
+        description="HTTP port. null: a free one, or 8000 where roles are on several hosts.",
+        examples=[8000],
+    )
     metrics_port: Port | None = Field(
-        default=None, description="Port of the router's own metrics. null: a free one."
+        default=None,
+        description="Port of the router's own metrics. null: a free one, or 29000 where roles are "
+        "on several hosts.",
+        examples=[29000],
     )
     args: RouterFlags = Field(
-        default_factory=dict, description="Further vllm-router flags, without dashes."
+        default_factory=dict,
+        description="Further vllm-router flags, without dashes.",
+        examples=[{"request-timeout-secs": 1800}],
     )
     env: Environment = Field(
-        default_factory=dict, description="Environment of the router's process."
+        default_factory=dict,
+        description="Environment of the router's process.",
+        examples=[{"RUST_BACKTRACE": "1"}],
     )
 
     @property
@@ -312,13 +398,19 @@ class TimeoutsSection(Section):
     """Bounds, not waits: what is ready or dead earlier is seen at once."""
 
     ready_s: Seconds = Field(
-        default=1800.0, description="From start until the deployment has answered a request."
+        default=1800.0,
+        description="Seconds from start until the deployment has answered a request.",
+        examples=[3600],
     )
     request_s: Seconds = Field(
-        default=300.0, description="One request of the warm start or of the readiness check."
+        default=300.0,
+        description="Seconds for one request of the warm start or of the readiness check.",
+        examples=[600],
     )
     stop_s: Seconds = Field(
-        default=30.0, description="From asking a process to stop until it is killed."
+        default=30.0,
+        description="Seconds from asking a process to stop until it is killed.",
+        examples=[60],
     )
 
 
@@ -326,26 +418,36 @@ class Recipe(Section):
     """One deployment: what to serve, with which engines, and how KV moves between them."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")] = Field(
-        description="Name of the deployment: lower-case letters, digits, dots and dashes."
+        description="Name of the deployment: lower-case letters, digits, dots and dashes.",
+        examples=["qwen3-8b"],
     )
     model: Annotated[str, StringConstraints(min_length=1)] = Field(
         description="A hub id (Org/Name), a path (starts with / or ./), "
-        "embedded:smollm2-135m-instruct or random:tiny-qwen3 (for tests; there are more)."
+        "embedded:smollm2-135m-instruct or random:tiny-qwen3 (for tests; there are more).",
+        examples=["Qwen/Qwen3-8B", "./my-model", "embedded:smollm2-135m-instruct"],
     )
     served_name: str | None = Field(
-        default=None, description="Name that clients use. null: the model's own."
+        default=None,
+        description="Name in a client's `model` field. null: the hub id, or the last part of the "
+        "model's name.",
+        examples=["my-model"],
     )
     max_model_len_tokens: Count | None = Field(
-        default=None, description="Longest prompt plus answer. null: the model's own limit."
+        default=None,
+        description="Longest prompt plus answer in tokens. null: the model's own limit.",
+        examples=[32768],
     )
     model_shape: ModelShape | None = Field(
         default=None,
-        description="For the parallelism checks where the model's config.json is not at hand.",
+        description="The model's sizes, for the checks of the parallel layout where its "
+        "config.json is not at hand.",
+        examples=[{"attention_heads": 64, "kv_heads": 8, "layers": 64}],
     )
     restarts_per_hour: Annotated[int, Field(ge=0)] = Field(
         default=4,
         description="How often a process that dies in a running deployment is started again within "
         "an hour. One death more takes the deployment down; 0: the first does.",
+        examples=[4],
     )
     backend: Backend = Field(
         default="process",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,10 @@ def check(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
         problems += _role(recipe, role)
         if shape is not None:
             problems += _layout(recipe, role, shape)
+    if recipe.engine.variant == "cpu" and recipe.transfer.buffer == "host":
+        problems.append(
+            Problem(("transfer", "buffer"), "engine.variant cpu has its KV in host memory: device")
+        )
     problems += _pair(recipe, shape)
     problems += _disjoint(recipe)
     problems += _ports(recipe)
@@ -152,15 +157,37 @@ def _pair(recipe: Recipe, shape: ModelShape | None) -> Iterator[Problem]:
 
 def _disjoint(recipe: Recipe) -> Iterator[Problem]:
     for key in ("devices", "cores"):
-        taken: dict[tuple[str, int], str] = {}
+        taken: dict[tuple[str, int], list[tuple[Role, int]]] = {}
         for role in ROLES:
             section = recipe.role(role)
             replicas: tuple[tuple[int, ...], ...] = getattr(section, key) or ()
             for replica, indexes in enumerate(replicas):
                 for index in sorted(set(indexes)):
-                    owner = taken.setdefault((section.address, index), f"{role} replica {replica}")
-                    if owner != f"{role} replica {replica}":
-                        yield Problem((role, key), f"{index} is already given to {owner}")
+                    owners = taken.setdefault((section.address, index), [])
+                    owners.append((role, replica))
+                    message = f"{index} is already given to {owners[0][0]} replica {owners[0][1]}"
+                    if len(owners) > 1 and key == "cores":
+                        yield Problem((role, key), message)
+                    elif len(owners) > 1 and not _can_share(recipe, [role for role, _ in owners]):
+                        yield Problem(
+                            (role, key),
+                            f"{message}; engines that share a device need kv_cache_gib, and a "
+                            "gpu_memory_fraction each that add up to at most 1",
+                        )
+
+
+def _can_share(recipe: Recipe, roles: Sequence[Role]) -> bool:
+    """Whether engines of these roles fit on one device, whichever of them starts first.
+
+    Without a fixed size, vLLM makes its cache as large as what the others have left so far.
+    """
+    sections = [recipe.role(role) for role in roles]
+    fractions = [section.gpu_memory_fraction for section in sections]
+    return (
+        all(section.kv_cache_gib is not None for section in sections)
+        and None not in fractions
+        and math.fsum(fraction or 0 for fraction in fractions) <= 1
+    )
 
 
 def _ports(recipe: Recipe) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from pdlaunch import model_shape, recipe_checks
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
-from pdlaunch.recipe import Recipe, is_path
+from pdlaunch.recipe import NEURON_VLLM_VERSION, Recipe, is_path
 from pdlaunch.recipe_checks import Problem
 
 KeyPath = tuple[str, ...]
@@ -60,16 +60,21 @@ def find(name: str) -> Path:
         raise UsageError(
             f"{name} is a folder", where="RECIPE", next_step="name a recipe file in it"
         )
-    shipped = {file.stem: file for file in sorted(recipes_dir().glob("*.yaml"))}
-    if name in shipped:
-        return shipped[name]
-    near = difflib.get_close_matches(path.stem, shipped, n=1)
+    known = shipped()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(path.stem, known, n=1)
     raise UsageError(
         f"no recipe {name}",
         where="RECIPE",
         next_step=(f"did you mean {near[0]}? " if near else "")
-        + f"name a file, or one of: {', '.join(shipped)}",
+        + f"name a file, or one of: {', '.join(known)}",
     )
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with pdlaunch, by name."""
+    return {file.stem: file for file in sorted(recipes_dir().glob("*.yaml"))}
 
 
 def load(
@@ -78,10 +83,20 @@ def load(
     environ: Mapping[str, str] = os.environ,
 ) -> Loaded:
     """Read, override, validate and check a recipe; raise one UsageError with all problems."""
-    data, lines, problems = _parse(path)
+    return loads(_read(path), path, overrides, environ)
+
+
+def loads(
+    text: str,
+    path: Path,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Loaded:
+    """Like load, of a recipe that is in the file, or is to be written to it."""
+    data, lines, problems = _parse(text, path)
     set_lines: dict[KeyPath, str] = {}
     for override in overrides:
-        problem = _apply(data, override, set_lines)
+        problem = override_key(data, override, set_lines)
         if problem is not None:
             problems.append(problem)
     source = _Source(path, lines, set_lines)
@@ -101,17 +116,22 @@ def load(
     if problems:
         raise _refusal(problems, source)
     notes: tuple[str, ...] = ()
+    if recipe.engine.variant == "neuron":
+        notes += (
+            f"it cannot be started: engine.variant neuron is vLLM {NEURON_VLLM_VERSION}, to which "
+            "the patch series does not apply",
+        )
     if shape is None:
-        notes = (
+        notes += (
             f"the shape of {recipe.model} is not known here, so its heads were not checked "
             "against tensor_parallel; model_shape tells it",
         )
     return Loaded(recipe, path, notes)
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], list[Problem]]:
+def _read(path: Path) -> str:
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except OSError as error:
         raise UsageError(
             f"cannot read the recipe: {error.strerror or error}",
@@ -122,6 +142,9 @@ def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], list[Problem
         raise UsageError(
             "the recipe is not UTF-8 text", where=str(path), next_step="save it as UTF-8"
         ) from error
+
+
+def _parse(text: str, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int], list[Problem]]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
@@ -167,7 +190,8 @@ def _walk(
             _walk(item, (*at, str(index)), lines, problems)
 
 
-def _apply(data: dict[str, Any], override: str, seen: dict[KeyPath, str]) -> Problem | None:
+def override_key(data: dict[str, Any], override: str, seen: dict[KeyPath, str]) -> Problem | None:
+    """Set a key of a recipe that is not validated yet, as --set names it; note where it is from."""
     key, separator, text = override.partition("=")
     path = tuple(key.split("."))
     if not separator or not all(path):

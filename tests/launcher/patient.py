@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +29,7 @@ from pdlaunch.doctor import examination, machine, network
 from pdlaunch.doctor.examination import Surroundings
 from pdlaunch.doctor.findings import Finding
 from pdlaunch.engine import Engine
+from pdlaunch.recipe import EngineVariant
 
 HERE, THERE = "10.0.0.11", "10.0.0.12"
 NOBODY = 65534
@@ -266,15 +267,23 @@ def sound(folder: Path, patch: pytest.MonkeyPatch) -> Patient:
     patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     patch.setattr("tempfile.tempdir", str(folder / "tmp"))
 
-    def planned(variant: engine.Variant) -> Engine:
+    really_planned = engine.planned
+
+    def planned(variant: EngineVariant) -> Engine:
         root = folder / "engine"
-        python = folder / "bin" / "engine-python"
-        return Engine(variant, root, python, root / "vllm", root / "vllm-router", "0.32.0", "abc")
+        return replace(
+            really_planned(variant),
+            root=root,
+            python=folder / "bin" / "engine-python",
+            vllm=root / "vllm",
+            router=root / "vllm-router",
+        )
 
     patch.setattr(engine, "planned", planned)
     patch.setattr(engine, "is_ready", lambda _: True)
     loaded = series.load()
-    patch.setattr(examination, "load_series", lambda: loaded)
+    for module in (engine, examination):
+        patch.setattr(module, "load_series", lambda: loaded)
     memory = SimpleNamespace(total=2048 * GIB, available=2000 * GIB)
     patch.setattr(machine.psutil, "virtual_memory", lambda: memory)
     patch.setattr(machine, "_clock_is_synchronised", lambda: True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import enum
-import itertools
 import json
 import os
 import re
@@ -20,6 +19,8 @@ import click
 import pytest
 import yaml
 
+import recipe_page
+from command_lines import parse, pdlaunch_words
 from pdlaunch import recipe_loader, series
 from pdlaunch.bench.workload import WORKLOADS
 from pdlaunch.cli import cli
@@ -33,6 +34,7 @@ PAGES = (
     "patches/README.md",
     "docs/faults.md",
     "docs/p5en.md",
+    "docs/recipe.md",
     "docs/support.md",
 )
 STREAMING = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming"
@@ -106,8 +108,21 @@ def test_recipes_that_are_named_are_shipped() -> None:
     for name in PAGES:
         for line in shell_lines((ROOT / name).read_text()):
             words = pdlaunch_words(line)
-            if words[:1] == ["up"]:
+            if words[:1] == ["up"] and not words[1].endswith(".yaml"):
                 recipe_loader.load(recipe_loader.find(words[1]), ())
+
+
+def test_table_of_recipes_is_that_of_the_folder() -> None:
+    rows = table((ROOT / "README.md").read_text(), "recipe")
+    named = [name for row in rows for name in re.findall(r"\(recipes/([^)]*)\.yaml\)", row[0])]
+    assert sorted(named) == sorted(recipe_loader.shipped())
+
+
+def test_recipes_that_nobody_has_run_say_so() -> None:
+    for links, _, is_run in table((ROOT / "README.md").read_text(), "recipe"):
+        for file in re.findall(r"\(([^)]*)\)", links):
+            text = (ROOT / file).read_text()
+            assert ("# Not run by us" in text or "run by none" in text) == (is_run == "no"), file
 
 
 def test_table_of_metrics_is_that_of_the_patches(shipped: Series) -> None:
@@ -166,6 +181,11 @@ def test_table_of_workloads_is_that_of_the_benchmark() -> None:
     assert found == {each.name: each.what for each in WORKLOADS}
 
 
+def test_page_of_keys_is_that_of_the_schema() -> None:
+    kept = recipe_page.PAGE.read_text(encoding="utf-8")
+    assert recipe_page.page() == kept, "if that is meant: `make pages`, and read the difference"
+
+
 def test_version_of_the_base_is_the_same_everywhere(shipped: Series) -> None:
     version = shipped.upstream.version
     assert f"vLLM {version}" in (ROOT / "README.md").read_text()
@@ -198,30 +218,6 @@ def shell_lines(text: str) -> list[str]:
 
 def inline_code(text: str) -> list[str]:
     return _CODE.findall(_FENCE.sub("", text))
-
-
-def pdlaunch_words(line: str) -> list[str]:
-    """The arguments of a line that runs pdlaunch; none where it runs something else."""
-    if not line.startswith("pdlaunch "):
-        return []
-    words = shlex.split(line, comments=True)[1:]
-    return list(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
-
-
-def parse(words: list[str], *, incomplete: bool) -> None:
-    """Fails as the command line would, without running anything."""
-    command: click.Command = cli
-    rest = list(words)
-    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
-        name = rest.pop(0)
-        assert name in command.commands, f"pdlaunch {shlex.join(words)}"
-        command = command.commands[name]
-    try:
-        command.make_context(command.name, rest, help_option_names=["-h", "--help"])
-    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
-        assert incomplete, f"pdlaunch {shlex.join(words)}"
-    except click.ClickException as error:
-        pytest.fail(f"pdlaunch {shlex.join(words)}: {error.format_message()}")
 
 
 def table(text: str, first: str) -> list[list[str]]:

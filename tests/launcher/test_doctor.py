@@ -288,6 +288,12 @@ def gpu_that_others_use(patient: Patient, _: pytest.MonkeyPatch) -> None:
     patient.gpus(free_mib=40000)
 
 
+@fault("gpu-memory", "error", "decode-0 wants 70.2 GiB of device 0, and 27.5", "decode.gpu_memory")
+def gpu_that_has_room_for_one_of_two_engines(patient: Patient, _: pytest.MonkeyPatch) -> None:
+    share_gpus(patient)
+    patient.gpus(free_mib=100000)
+
+
 @fault("driver", "error", "needs driver 580 or later", "install driver 580")
 def driver_older_than_cuda(patient: Patient, _: pytest.MonkeyPatch) -> None:
     patient.gpus(driver="550.54.15")
@@ -538,6 +544,14 @@ def test_planted_fault_is_found_with_its_remedy_and_nothing_else(
     assert not any("secret@" in each.evidence for each in complaints)
 
 
+def share_gpus(patient: Patient) -> None:
+    patient.set("decode.host", patient.recipe["prefill"]["host"])
+    patient.set("decode.side_channel_port", 5700)
+    for role in ("prefill", "decode"):
+        patient.set(f"{role}.gpu_memory_fraction", 0.5)
+        patient.set(f"{role}.kv_cache_gib", 30)
+
+
 def test_many_faults_are_planted() -> None:
     assert len({fault.plant.__name__ for fault in FAULTS}) == len(FAULTS) > 50
 
@@ -553,6 +567,11 @@ def test_sound_machine_raises_no_alarm(patient: Patient) -> None:
 def test_sound_cpu_machine_raises_no_alarm(patient: Patient) -> None:
     on_cpu(patient)
     assert patient.complaints() == {}
+
+
+def test_gpus_that_prefill_and_decode_share_raise_no_alarm(patient: Patient) -> None:
+    share_gpus(patient)
+    assert not patient.complaints()
 
 
 def test_sound_infiniband_raises_no_alarm(patient: Patient) -> None:

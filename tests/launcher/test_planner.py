@@ -231,6 +231,13 @@ def test_too_few_devices_names_the_key_and_what_is_there() -> None:
     assert caught.value.where == "decode.devices"
 
 
+def test_engine_that_spans_nodes_is_sent_to_a_cluster() -> None:
+    source = recipe_loader.load(recipes_dir() / "deepseek-v3.1-p5.yaml").recipe
+    with pytest.raises(UsageError, match="prefill needs devices 8, 9") as caught:
+        planned(source, facts(source, gpus=tuple(map(str, range(8)))))
+    assert "pdlaunch render k8s" in str(caught.value.next_step)
+
+
 def test_two_hosts_get_fixed_ports_and_reachable_addresses() -> None:
     source = recipe(decode={"host": "decode.example"}, prefill={"replicas": 2})
     deployment = planned(source)
@@ -276,6 +283,25 @@ def test_p5en_recipe_renders_the_right_things_for_each_host() -> None:
     assert value(router, "--decode") == "http://10.0.0.12:8200"
 
 
+def test_host_buffers_reach_both_engines() -> None:
+    source = recipe(engine={"variant": "cuda"}, transfer={"buffer": "host"})
+    for process in planned(source).engines:
+        assert transfer(process)["kv_buffer_device"] == "cpu"
+    assert "kv_buffer_device" not in transfer(planned(recipe()).engines[0])
+
+
+@pytest.mark.parametrize("name", ["qwen3-32b-trn2", "qwen3-32b-trn2-host-buffer"])
+def test_engines_on_trainium_have_cores_of_their_own(name: str) -> None:
+    source = recipe_loader.load(recipes_dir() / f"{name}.yaml").recipe
+    # GPUs of this machine are none of theirs.
+    prefill, decode = planned(source, facts(source, gpus=("GPU-4",))).engines
+    assert prefill.env["NEURON_RT_VISIBLE_CORES"] == "0-7"
+    assert decode.env["NEURON_RT_VISIBLE_CORES"] == "8-15"
+    assert "CUDA_VISIBLE_DEVICES" not in prefill.env
+    assert transfer(decode)["kv_connector_extra_config"] == {"backends": ["LIBFABRIC"]}
+    assert ("kv_buffer_device" in transfer(decode)) == name.endswith("host-buffer")
+
+
 def test_plan_survives_its_own_json() -> None:
     deployment = planned(recipe(prefill={"replicas": 2}))
     assert DeploymentPlan.model_validate_json(deployment.model_dump_json()) == deployment
@@ -285,8 +311,35 @@ def test_plan_survives_its_own_json() -> None:
 def test_shipped_recipes_can_be_planned(path: Path) -> None:
     source = recipe_loader.load(path).recipe
     deployment = planned(source)
-    assert [process.role for process in deployment.processes] == ["prefill", "decode", "router"]
-    assert [process.name for process in deployment.engines] == ["prefill-0", "decode-0"]
+    assert [process.name for process in deployment.processes] == [
+        *(f"prefill-{replica}" for replica in range(source.prefill.replicas)),
+        *(f"decode-{replica}" for replica in range(source.decode.replicas)),
+        "router",
+    ]
+
+
+def test_two_and_two_engines_have_cores_and_ports_of_their_own() -> None:
+    source = recipe_loader.load(recipes_dir() / "tiny-qwen3-2p2d-cpu.yaml").recipe
+    engines = planned(source, facts(source, cores=4)).engines
+    assert [process.cores for process in engines] == [(0,), (1,), (2,), (3,)]
+    assert len({(process.port, process.side_channel_port) for process in engines}) == 4
+
+
+def test_larger_decode_engine_takes_over_from_several_prefill_engines() -> None:
+    source = recipe_loader.load(recipes_dir() / "llama-3.3-70b-p5en.yaml").recipe
+    first, second, decode = planned(source, is_local=False).engines
+    assert (first.env["CUDA_VISIBLE_DEVICES"], second.env["CUDA_VISIBLE_DEVICES"]) == (
+        "0,1,2,3",
+        "4,5,6,7",
+    )
+    assert value(decode, "--tensor-parallel-size") == "8"
+    assert (first.host, second.host, decode.host) == ("10.0.0.11", "10.0.0.11", "10.0.0.12")
+
+
+def test_engines_that_share_a_device_are_given_it_both() -> None:
+    source = recipe_loader.load(recipes_dir() / "qwen3-0.6b-one-gpu.yaml").recipe
+    prefill, decode = planned(source, facts(source, gpus=("GPU-4",))).engines
+    assert prefill.env["CUDA_VISIBLE_DEVICES"] == decode.env["CUDA_VISIBLE_DEVICES"] == "GPU-4"
 
 
 ROLES = st.fixed_dictionaries(

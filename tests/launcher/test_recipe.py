@@ -100,6 +100,8 @@ def test_unknown_key_far_from_all_lists_the_known_ones(tmp_path: Path) -> None:
             "engine: {variant: cuda}\nprefill: {efa_interfaces: 2}",
             "transfer.backends: prefill.efa_interfaces is 2",
         ),
+        ("transfer: {buffer: host}", "transfer.buffer: engine.variant cpu has its KV in host"),
+        ("prefill: {env: {NEURON_RT_VISIBLE_CORES: 0}}", "is decided by devices"),
         ("model_shape: {attention_heads: 8}", "model_shape.kv_heads: is required"),
         ("timeouts: {ready_s: .nan}", "timeouts.ready_s: should be a finite number"),
     ],
@@ -109,6 +111,38 @@ def test_wrong_value_is_refused_in_plain_words(tmp_path: Path, text: str, expect
     message = refusal(tmp_path, yaml.safe_dump(data))
     assert expected in message
     assert "Traceback" not in message
+
+
+SHARED = """
+name: shared
+model: random:tiny-qwen3
+prefill: {devices: [[0]], kv_cache_gib: 2, gpu_memory_fraction: 0.5}
+decode: {devices: [[0]], kv_cache_gib: 2, gpu_memory_fraction: 0.5}
+"""
+
+
+def test_engines_may_share_a_device_that_is_shared_out(tmp_path: Path) -> None:
+    assert load(tmp_path, SHARED).decode.devices == ((0,),)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "prefill.kv_cache_gib=null",
+        "decode.kv_cache_gib=null",
+        "decode.gpu_memory_fraction=null",
+        "decode.gpu_memory_fraction=0.51",
+    ],
+)
+def test_device_that_is_not_shared_out_is_given_once(tmp_path: Path, override: str) -> None:
+    message = refusal(tmp_path, SHARED, override)
+    assert "decode.devices: 0 is already given to prefill replica 0; engines that share" in message
+
+
+def test_every_engine_on_a_device_counts(tmp_path: Path) -> None:
+    two = ("prefill.replicas=2", "prefill.devices=[[0], [0]]", "prefill.gpu_memory_fraction=0.3")
+    assert "decode.devices: 0 is already given" in refusal(tmp_path, SHARED, *two)
+    assert load(tmp_path, SHARED, *two, "decode.gpu_memory_fraction=0.4").prefill.replicas == 2
 
 
 def test_tp_that_does_not_divide_the_heads_of_the_real_model(tmp_path: Path) -> None:

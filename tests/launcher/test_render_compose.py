@@ -18,11 +18,12 @@ from pdlaunch.recipe import LOCAL_HOST
 from pdlaunch.render import compose, documents
 from rendering import ENGINE
 
-# All but those whose roles are on hosts of their own.
+# All but those whose roles are on hosts of their own, or that there is no image of ours for.
 RECIPES = sorted(
     path.stem
     for path in recipes_dir().glob("*.yaml")
-    if recipe_loader.load(path, ()).recipe.prefill.host == LOCAL_HOST
+    if (recipe := recipe_loader.load(path, ()).recipe).prefill.host == LOCAL_HOST
+    and recipe.engine.variant != "neuron"
 )
 
 

@@ -24,7 +24,12 @@ from pdlaunch.recipe import Recipe
 from pdlaunch.render import cluster, documents, kubernetes
 from rendering import ENGINE, settings
 
-RECIPES = sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+# All but those of engines that there is no image of ours for.
+RECIPES = sorted(
+    path.stem
+    for path in recipes_dir().glob("*.yaml")
+    if recipe_loader.load(path, ()).recipe.engine.variant != "neuron"
+)
 
 
 def loaded(name: str, *overrides: str) -> Recipe:

@@ -7,12 +7,33 @@ import sys
 import click
 
 from pdlaunch import __version__
-from pdlaunch.cli import ask, bench, build, deployment, doctor, engine, patch, recipe, render, up
+from pdlaunch.cli import (
+    ask,
+    bench,
+    build,
+    deployment,
+    doctor,
+    engine,
+    new,
+    parameters,
+    patch,
+    recipe,
+    render,
+    up,
+)
 from pdlaunch.console import Terminal
 from pdlaunch.errors import Interrupted, PdError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=parameters.examples(
+        "pdlaunch up smollm2-135m-cpu --detach",
+        'pdlaunch ask smollm2-135m-cpu "What is the capital of France?"',
+        "pdlaunch status",
+        "pdlaunch down",
+    ),
+)
 @click.version_option(__version__, prog_name="pdlaunch")
 def cli() -> None:
     """Prefill/decode disaggregated vLLM with push-mode KV transfer, from one recipe."""
@@ -25,6 +46,7 @@ cli.add_command(deployment.logs)
 cli.add_command(ask.ask)
 cli.add_command(bench.bench)
 cli.add_command(doctor.doctor)
+cli.add_command(new.new)
 cli.add_command(recipe.recipe)
 cli.add_command(render.render)
 cli.add_command(build.build)

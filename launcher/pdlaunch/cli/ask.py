@@ -12,6 +12,7 @@ import click
 from pdlaunch import deployments, trace
 from pdlaunch.ask import Answer
 from pdlaunch.ask import ask as send
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.trace import Timeline
 
@@ -19,8 +20,14 @@ from pdlaunch.trace import Timeline
 _TRACE_WITHIN_S = 2.0
 
 
-@click.command()
-@click.argument("name")
+@click.command(
+    epilog=parameters.examples(
+        'pdlaunch ask smollm2-135m-cpu "What is the capital of France?"',
+        'pdlaunch ask smollm2-135m-cpu "Write a poem." --max-tokens 64 --temperature 1',
+        'pdlaunch ask smollm2-135m-cpu "What is the capital of France?" --json',
+    )
+)
+@parameters.running
 @click.argument("prompt")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=256, show_default=True)
 @click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)

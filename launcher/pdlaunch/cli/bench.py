@@ -13,6 +13,7 @@ from pdlaunch.bench import analysis, bars, link, report, schedule, tables, workl
 from pdlaunch.bench.results import LeftOut, Results
 from pdlaunch.bench.run import run
 from pdlaunch.bench.workload import Load
+from pdlaunch.cli import parameters
 from pdlaunch.cli.up import interruptible
 from pdlaunch.console import Terminal
 from pdlaunch.errors import PdError, UsageError
@@ -64,12 +65,16 @@ def _file(*names: str, told: str) -> Callable[[Callable[..., None]], Callable[..
 
 
 @click.command(
-    epilog="Example: pdlaunch bench tiny-qwen3-cpu --quick --html report.html",
+    epilog=parameters.examples(
+        "pdlaunch bench tiny-qwen3-cpu --quick --html report.html",
+        "pdlaunch bench tiny-qwen3-cpu --workload chat --modes push,pull --json chat.json",
+        "pdlaunch bench --read chat.json --svg plot.svg --markdown table.md",
+    ),
     short_help="Measure transfer modes of a recipe against each other.",
 )
-@click.argument("recipe", required=False)
+@parameters.optional_recipe
 @click.option("--quick", is_flag=True, help="Few loads and requests: minutes, wide intervals.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
+@parameters.overrides
 @click.option(
     "--modes",
     default=",".join(schedule.MODES),

@@ -7,18 +7,28 @@ from pathlib import Path
 import click
 
 from pdlaunch import containers, image, packages
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.errors import UsageError
 from pdlaunch.upstream import VARIANTS, Variant
 from pdlaunch.wheel import build_wheel
 
 
-@click.group()
+@click.group(
+    epilog=parameters.examples(
+        "pdlaunch build wheel --variant cuda", "pdlaunch build image --tag pdlaunch:latest"
+    )
+)
 def build() -> None:
     """Build the patched wheel or the image."""
 
 
-@build.command()
+@build.command(
+    epilog=parameters.examples(
+        "pdlaunch build wheel --variant cpu",
+        "pdlaunch build wheel --variant cuda --arch aarch64 --out /tmp/wheels",
+    )
+)
 @click.option("--variant", type=click.Choice(VARIANTS), required=True, help="What it runs on.")
 @click.option(
     "--out",
@@ -37,7 +47,14 @@ def wheel(variant: Variant, out_dir: Path, arch: str | None) -> None:
     terminal.data(str(built))
 
 
-@build.command("image")
+@build.command(
+    "image",
+    epilog=parameters.examples(
+        "pdlaunch build image",
+        "pdlaunch build image --base-image vllm/vllm-openai:v0.32.0-cu129 --efa-version 1.48.0",
+        "pdlaunch build image --variant cpu",
+    ),
+)
 @click.option(
     "--variant",
     type=click.Choice(VARIANTS),
@@ -65,14 +82,7 @@ def build_image(
     efa_sha256: str | None,
     nixl_version: str | None,
 ) -> None:
-    """Build the image with the patched wheel, with docker. The build checks what it made.
-
-    \b
-    Examples:
-      pdlaunch build image
-      pdlaunch build image --base-image vllm/vllm-openai:v0.32.0-cu129 --efa-version 1.48.0
-      pdlaunch build image --variant cpu
-    """
+    """Build the image with the patched wheel, with docker. The build checks what it made."""
     if variant == "cpu" and (efa_version or efa_sha256):
         raise UsageError(
             "the image for CPUs has no EFA",

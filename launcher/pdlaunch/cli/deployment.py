@@ -13,6 +13,7 @@ from typing import BinaryIO
 import click
 
 from pdlaunch import deployments
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.engine_metrics import Failures
 from pdlaunch.errors import UsageError
@@ -22,8 +23,12 @@ from pdlaunch.status import DeploymentStatus, ProcessStatus, gather
 _FOLLOW_EVERY_S = 0.2
 
 
-@click.command()
-@click.argument("name", required=False)
+@click.command(
+    epilog=parameters.examples(
+        "pdlaunch down", "pdlaunch down smollm2-135m-cpu", "pdlaunch down --all"
+    )
+)
+@parameters.optional_running
 @click.option("--all", "everything", is_flag=True, help="Every deployment of this user here.")
 def down(name: str | None, everything: bool) -> None:
     """Take a deployment down, whatever state it is in. Harmless when nothing is up."""
@@ -41,8 +46,10 @@ def down(name: str | None, everything: bool) -> None:
         terminal.success(f"{record.name} is down")
 
 
-@click.command()
-@click.argument("name", required=False)
+@click.command(
+    epilog=parameters.examples("pdlaunch status", "pdlaunch status smollm2-135m-cpu --json")
+)
+@parameters.optional_running
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(name: str | None, as_json: bool) -> None:
     """Show how a deployment is doing, how much KV moved by which mode, and what failed."""
@@ -59,9 +66,15 @@ def status(name: str | None, as_json: bool) -> None:
         _show(terminal, each)
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.argument("process", required=False)
+@click.command(
+    epilog=parameters.examples(
+        "pdlaunch logs",
+        "pdlaunch logs smollm2-135m-cpu -f",
+        "pdlaunch logs smollm2-135m-cpu decode-0 -n 20",
+    )
+)
+@parameters.optional_logged
+@parameters.optional_log
 @click.option("-f", "--follow", is_flag=True, help="Go on as the logs grow.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of each.")
 def logs(name: str | None, process: str | None, follow: bool, lines: int | None) -> None:

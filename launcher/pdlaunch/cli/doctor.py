@@ -13,6 +13,7 @@ import click
 from rich.text import Text
 
 from pdlaunch import recipe_loader
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.doctor import examination
 from pdlaunch.doctor.findings import Finding, State
@@ -26,9 +27,15 @@ _STYLES: dict[State, str] = {
 }
 
 
-@click.command(epilog="Example: pdlaunch doctor qwen3-32b-p5en --set decode.host=10.0.0.12 --json")
-@click.argument("recipe", required=False)
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
+@click.command(
+    epilog=parameters.examples(
+        "pdlaunch doctor",
+        "pdlaunch doctor smollm2-135m-cpu",
+        "pdlaunch doctor qwen3-32b-p5en --set decode.host=10.0.0.12 --only decode --json",
+    )
+)
+@parameters.optional_recipe
+@parameters.overrides
 @click.option(
     "--only", type=click.Choice(get_args(ProcessRole)), help="Examine for this role alone."
 )

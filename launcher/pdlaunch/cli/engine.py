@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from pdlaunch import engine as engines
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.errors import UsageError
 from pdlaunch.upstream import VARIANTS, Variant
@@ -12,12 +13,16 @@ from pdlaunch.upstream import VARIANTS, Variant
 _VARIANT = click.argument("variant", type=click.Choice(VARIANTS))
 
 
-@click.group()
+@click.group(
+    epilog=parameters.examples(
+        "pdlaunch engine build cpu", "pdlaunch engine list", "pdlaunch engine remove --old"
+    )
+)
 def engine() -> None:
     """Build, list, repair and remove engine environments."""
 
 
-@engine.command("build")
+@engine.command("build", epilog=parameters.examples("pdlaunch engine build cpu"))
 @_VARIANT
 def build_engine(variant: Variant) -> None:
     """Build the engine of a variant, or find it built; prints its folder."""
@@ -25,7 +30,7 @@ def build_engine(variant: Variant) -> None:
     terminal.data(str(engines.ensure(variant, terminal).root))
 
 
-@engine.command("list")
+@engine.command("list", epilog=parameters.examples("pdlaunch engine list"))
 def list_engines() -> None:
     """List the environments: name, state, folder."""
     terminal = Terminal()
@@ -34,7 +39,7 @@ def list_engines() -> None:
         terminal.data(f"{each.name}  {state}  {each.root}")
 
 
-@engine.command()
+@engine.command(epilog=parameters.examples("pdlaunch engine repair cuda"))
 @_VARIANT
 def repair(variant: Variant) -> None:
     """Check the engine of a variant by running it, and build it again if it is broken."""
@@ -43,14 +48,14 @@ def repair(variant: Variant) -> None:
     terminal.success(f"{fixed.name} works")
 
 
-@engine.command()
+@engine.command(epilog=parameters.examples("pdlaunch engine path cpu"))
 @_VARIANT
 def path(variant: Variant) -> None:
     """Print the folder in which the engine of a variant is, or would be."""
     Terminal().data(str(engines.planned(variant).root))
 
 
-@engine.command()
+@engine.command(epilog=parameters.examples("pdlaunch engine remove --old"))
 @click.argument("names", metavar="NAME...", nargs=-1)
 @click.option("--old", is_flag=True, help="All that the current series does not use.")
 def remove(names: tuple[str, ...], old: bool) -> None:

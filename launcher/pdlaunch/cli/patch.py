@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pdlaunch import engine, patch_branch, patch_check, patch_tests
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.paths import patches_dir
@@ -22,12 +23,20 @@ _FOLDER = click.argument(
 )
 
 
-@click.group()
+@click.group(
+    epilog=parameters.examples(
+        "pdlaunch patch checkout", "pdlaunch patch export", "pdlaunch patch check"
+    )
+)
 def patch() -> None:
     """Work on the patch series: checkout, edit, export, check."""
 
 
-@patch.command()
+@patch.command(
+    epilog=parameters.examples(
+        "pdlaunch patch checkout", "pdlaunch patch checkout --base-only /tmp/vllm"
+    )
+)
 @_FOLDER
 @click.option("--base-only", is_flag=True, help="Only the base, to rebase the series onto.")
 def checkout(folder: Path, base_only: bool) -> None:
@@ -39,7 +48,9 @@ def checkout(folder: Path, base_only: bool) -> None:
     terminal.success(f"vLLM {series.upstream.version} and {_counted(count)} in {folder}")
 
 
-@patch.command()
+@patch.command(
+    epilog=parameters.examples("pdlaunch patch export", "pdlaunch patch export /tmp/vllm")
+)
 @_FOLDER
 def export(folder: Path) -> None:
     """Write the commits in DIR (default: build/vllm) back as patches."""
@@ -59,7 +70,11 @@ def export(folder: Path) -> None:
     terminal.success(f"{_counted(len(done.unchanged))} unchanged, in {target}")
 
 
-@patch.command()
+@patch.command(
+    epilog=parameters.examples(
+        "pdlaunch patch check", "pdlaunch patch check --tests core-ignore-late-transfer-results"
+    )
+)
 @click.argument("names", metavar="[PATCH]...", nargs=-1)
 @click.option("--tests", is_flag=True, help="Also run each patch's tests without and with it.")
 def check(names: tuple[str, ...], tests: bool) -> None:
@@ -90,7 +105,7 @@ def check(names: tuple[str, ...], tests: bool) -> None:
     terminal.success(f"{_counted(len(series.patches))}, clean")
 
 
-@patch.command("list")
+@patch.command("list", epilog=parameters.examples("pdlaunch patch list"))
 def list_patches() -> None:
     """List the patches in the order in which they apply."""
     terminal = Terminal()

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 import yaml
 
-from pdlaunch import recipe_loader
+from pdlaunch import recipe_loader, recipe_schema
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
-from pdlaunch.recipe import Recipe
+from pdlaunch.files import write
 
 
-@click.group()
+@click.group(
+    epilog=parameters.examples(
+        "pdlaunch recipe validate ./mine.yaml",
+        "pdlaunch recipe show tiny-qwen3-cpu",
+        "pdlaunch recipe schema --output recipe.schema.json",
+    )
+)
 def recipe() -> None:
     """Validate and show recipes, and print their schema."""
 
 
-_overrides = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key."
+@recipe.command(
+    epilog=parameters.examples(
+        "pdlaunch recipe validate ./mine.yaml",
+        "pdlaunch recipe validate qwen3-32b-p5en --set prefill.tensor_parallel=8",
+    )
 )
-
-
-@recipe.command()
-@click.argument("recipe")
-@_overrides
+@parameters.recipe
+@parameters.overrides
 def validate(recipe: str, overrides: tuple[str, ...]) -> None:
     """Check a recipe; name all that is wrong with it."""
     terminal = Terminal()
@@ -34,9 +42,13 @@ def validate(recipe: str, overrides: tuple[str, ...]) -> None:
     terminal.success(f"{loaded.path} holds")
 
 
-@recipe.command()
-@click.argument("recipe")
-@_overrides
+@recipe.command(
+    epilog=parameters.examples(
+        "pdlaunch recipe show tiny-qwen3-cpu", "pdlaunch recipe show ./mine.yaml --json"
+    )
+)
+@parameters.recipe
+@parameters.overrides
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def show(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Print a recipe with every key, defaults filled in."""
@@ -47,7 +59,25 @@ def show(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
     )
 
 
-@recipe.command()
-def schema() -> None:
-    """Print the JSON schema of recipes, for editors."""
-    Terminal().data(json.dumps(Recipe.model_json_schema(), indent=2))
+@recipe.command(epilog=parameters.examples("pdlaunch recipe schema --output recipe.schema.json"))
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write it there instead.",
+)
+def schema(output: Path | None) -> None:
+    """Print the JSON Schema of recipes, from which editors complete and check.
+
+    It knows each key. What one key says of another, `pdlaunch recipe validate` checks.
+    """
+    terminal = Terminal()
+    if output is None:
+        terminal.data(recipe_schema.text())
+        return
+    write(output, recipe_schema.text())
+    terminal.success(f"the schema is in {output}")
+    terminal.status(
+        f"a recipe beside it that begins with this line is completed by editors: "
+        f"# yaml-language-server: $schema={output.name}"
+    )

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from pdlaunch import containers, deployments, engine, hosts, planner, preparation, recipe_loader
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan
@@ -17,22 +18,31 @@ from pdlaunch.recipe_checks import Role
 from pdlaunch.render import cluster, compose, documents, kubernetes, monitoring
 
 
-@click.group()
+@click.group(
+    epilog=parameters.examples(
+        "pdlaunch render k8s qwen3-32b-p5en > p5en.yaml",
+        "pdlaunch render compose qwen3-0.6b-gpu > compose.yaml",
+        "pdlaunch render monitoring qwen3-32b-p5en",
+    )
+)
 def render() -> None:
     """Write a recipe as manifests, a Compose file or monitoring."""
 
 
-_overrides = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key."
-)
 _image = click.option(
     "--image", help="The image of all containers. [default: the recipe's, or the one built here]"
 )
 
 
-@render.command()
-@click.argument("recipe")
-@_overrides
+@render.command(
+    epilog=parameters.examples(
+        "pdlaunch render k8s qwen3-32b-p5en --image registry.example/pdlaunch:1 > p5en.yaml",
+        "pdlaunch render k8s qwen3-32b-p5en --set decode.replicas=2 | kubectl diff -f -",
+        "pdlaunch render k8s ./mine.yaml --model-claim models --scale-decode-to 4",
+    )
+)
+@parameters.recipe
+@parameters.overrides
 @_image
 @click.option("--name", help="Base of all objects' names. [default: the recipe's name]")
 @click.option("--namespace", help="Where all of it goes. [default: the base of the names]")
@@ -119,12 +129,6 @@ def k8s(
     A role whose engine fits on a node is a Deployment, else a LeaderWorkerSet. Hosts, ports,
     devices and cores of the recipe are for processes: in a cluster each engine has an address of
     its own, and the router finds engines by label. Needs Kubernetes 1.30 or later.
-
-    \b
-    Examples:
-      pdlaunch render k8s qwen3-32b-p5en --image registry.example/pdlaunch:1 > p5en.yaml
-      pdlaunch render k8s qwen3-32b-p5en --set decode.replicas=2 | kubectl diff -f -
-      pdlaunch render k8s ./mine.yaml --model-claim models --scale-decode-to 4
     """
     terminal = Terminal()
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
@@ -157,20 +161,21 @@ def k8s(
     terminal.data(documents.dump(kubernetes.documents(loaded.recipe, plan, settings)))
 
 
-@render.command("compose")
-@click.argument("recipe")
-@_overrides
+@render.command(
+    "compose",
+    epilog=parameters.examples(
+        "pdlaunch render compose qwen3-0.6b-gpu > compose.yaml && docker compose up",
+        "pdlaunch render compose ./mine.yaml --image registry.example/pdlaunch:1",
+    ),
+)
+@parameters.recipe
+@parameters.overrides
 @_image
 def compose_file(recipe: str, overrides: tuple[str, ...], image: str | None) -> None:
     """Print a Compose file for a recipe on one host.
 
     All servers listen on loopback, as for `pdlaunch up`; ports that the recipe leaves open get
     fixed numbers, 8000 for the router.
-
-    \b
-    Examples:
-      pdlaunch render compose qwen3-0.6b-gpu > compose.yaml && docker compose up
-      pdlaunch render compose ./mine.yaml --image registry.example/pdlaunch:1
     """
     terminal = Terminal()
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
@@ -186,9 +191,15 @@ def compose_file(recipe: str, overrides: tuple[str, ...], image: str | None) -> 
     terminal.data(documents.dump(compose.documents(fixed, plan)))
 
 
-@render.command("monitoring")
-@click.argument("recipe")
-@_overrides
+@render.command(
+    "monitoring",
+    epilog=parameters.examples(
+        "pdlaunch render monitoring qwen3-32b-p5en",
+        "pdlaunch render monitoring tiny-qwen3-cpu --out /tmp/monitoring",
+    ),
+)
+@parameters.recipe_or_running
+@parameters.overrides
 @click.option(
     "--out",
     "out_dir",
@@ -203,11 +214,6 @@ def monitoring_files(recipe: str, overrides: tuple[str, ...], out_dir: Path) -> 
     RECIPE may also be the name of a deployment that runs on this machine: then its ports are
     taken. In a cluster the PodMonitor replaces prometheus.yaml, and prometheus-adapter.yaml gives
     autoscalers their metrics.
-
-    \b
-    Examples:
-      pdlaunch render monitoring qwen3-32b-p5en
-      pdlaunch render monitoring tiny-qwen3-cpu --out /tmp/monitoring
     """
     terminal = Terminal()
     plan = _watched(recipe, overrides, terminal)

@@ -12,6 +12,7 @@ from typing import get_args
 import click
 
 from pdlaunch import detached, preparation, recipe_loader
+from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.doctor import examination
 from pdlaunch.errors import Interrupted, UsageError
@@ -21,9 +22,17 @@ from pdlaunch.render import shell
 from pdlaunch.supervisor import SIGNALS, Signals, supervise
 
 
-@click.command()
-@click.argument("recipe")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key.")
+@click.command(
+    epilog=parameters.examples(
+        "pdlaunch up smollm2-135m-cpu",
+        "pdlaunch up tiny-qwen3-cpu --set transfer.mode=pull --detach",
+        "pdlaunch up qwen3-32b-p5en --dry-run",
+        "pdlaunch up qwen3-0.6b-gpu --backend docker --set docker.image=mine:1",
+        "pdlaunch up qwen3-32b-p5en --only decode --set decode.host=10.0.0.12",
+    )
+)
+@parameters.recipe
+@parameters.overrides
 @click.option("--name", help="Name of the deployment. [default: the recipe's]")
 @click.option(
     "--backend",
@@ -60,11 +69,6 @@ def up(
 
     RECIPE is a file or the name of a shipped recipe. Stays in the foreground and takes everything
     down at Ctrl-C, unless told to --detach.
-
-    \b
-    Examples:
-      pdlaunch up smollm2-135m-cpu --detach
-      pdlaunch up qwen3-0.6b-gpu --backend docker --set docker.image=registry.example/pdlaunch:1
     """
     terminal = Terminal()
     if as_json and not (dry_run or detach):

@@ -71,6 +71,8 @@ def _driver(facts: Facts, driver: str | None) -> Iterator[Finding]:
 
 
 def _device_memory(devices: tuple[Gpu, ...], deployment: Deployment) -> Iterator[Finding]:
+    # Engines may share a device; the next one finds what the one before has left.
+    free_bytes = {gpu.index: gpu.free_bytes for gpu in devices}
     for process in deployment.engines_here:
         role: Role = "prefill" if process.role == "prefill" else "decode"
         section = deployment.recipe.role(role)
@@ -91,11 +93,13 @@ def _device_memory(devices: tuple[Gpu, ...], deployment: Deployment) -> Iterator
                 )
                 continue
             wanted = int(gpu.total_bytes * fraction)
-            if gpu.free_bytes < wanted * _TOOL_ACCURACY:
+            free = free_bytes[gpu.index]
+            free_bytes[gpu.index] = max(0, free - wanted)
+            if free < wanted * _TOOL_ACCURACY:
                 yield error(
                     "gpu-memory",
                     f"{process.name} wants {size(wanted)} of device {gpu.index}, and "
-                    f"{size(gpu.free_bytes)} of {size(gpu.total_bytes)} are free",
+                    f"{size(free)} of {size(gpu.total_bytes)} are free",
                     "end what else uses the device (nvidia-smi names the processes), lower "
                     f"{role}.gpu_memory_fraction, or name another device in {role}.devices",
                     where=f"{role}.gpu_memory_fraction",

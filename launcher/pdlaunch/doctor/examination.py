@@ -35,7 +35,7 @@ from pdlaunch.doctor.findings import Finding, error
 from pdlaunch.engine import Engine
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
-from pdlaunch.recipe import OWNED_ENV, Recipe
+from pdlaunch.recipe import OWNED_ENV, EngineVariant, Recipe
 from pdlaunch.series import load as load_series
 from pdlaunch.upstream import Variant
 
@@ -178,12 +178,12 @@ def _up(name: str) -> tuple[str, ...]:
     )
 
 
-def _engine_facts(variant: Variant) -> EngineFacts:
+def _engine_facts(variant: EngineVariant) -> EngineFacts:
     planned = engine.planned(variant)
-    by_architecture = load_series().upstream.wheels[variant]
+    by_architecture = load_series().upstream.wheels[planned.variant]
     published = by_architecture.get(upstream.machine())
     return EngineFacts(
-        variant=variant,
+        variant=planned.variant,
         root=str(planned.root),
         is_ready=engine.is_ready(planned),
         published_wheel=published.filename if published is not None else None,

@@ -1,0 +1,35 @@
+"""Lines of pages and of help that run pdlaunch, and whether the command line would take them."""
+
+from __future__ import annotations
+
+import itertools
+import shlex
+
+import click
+import pytest
+
+from pdlaunch.cli import cli
+
+
+def pdlaunch_words(line: str) -> list[str]:
+    """The arguments of a line that runs pdlaunch; none where it runs something else."""
+    if not line.startswith("pdlaunch "):
+        return []
+    words = shlex.split(line, comments=True)[1:]
+    return list(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
+
+
+def parse(words: list[str], *, incomplete: bool) -> None:
+    """Fails as the command line would, without running anything."""
+    command: click.Command = cli
+    rest = list(words)
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        assert name in command.commands, f"pdlaunch {shlex.join(words)}"
+        command = command.commands[name]
+    try:
+        command.make_context(command.name, rest, help_option_names=["-h", "--help"])
+    except (click.MissingParameter, click.exceptions.NoArgsIsHelpError):
+        assert incomplete, f"pdlaunch {shlex.join(words)}"
+    except click.ClickException as error:
+        pytest.fail(f"pdlaunch {shlex.join(words)}: {error.format_message()}")
