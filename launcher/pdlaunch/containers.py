@@ -18,7 +18,6 @@ from pdlaunch.engine import Engine
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import ContainerPlan, DeploymentPlan, Mount, ProcessPlan
 from pdlaunch.recipe import SSH, Recipe, is_path
-from pdlaunch.upstream import Variant
 
 LABEL = "pdlaunch"
 # Which deployment of which launcher: whoever holds that deployment's lock may remove what has it.
@@ -28,7 +27,7 @@ LAUNCH_LABEL = f"{LABEL}.launch"
 VERSION_LABEL = "org.opencontainers.image.version"
 
 # What `pdlaunch build image` makes.
-OWN_IMAGES: Mapping[Variant, str] = {"cuda": "pdlaunch:latest", "cpu": "pdlaunch:cpu"}
+OWN_IMAGES: Mapping[str, str] = {"cuda": "pdlaunch:latest", "cpu": "pdlaunch:cpu"}
 
 # What engines take from the launcher's environment; the router needs none of it.
 SECRETS = ("VLLM_NIXL_SIDE_CHANNEL_SECRET", "HF_TOKEN", "VLLM_API_KEY")
@@ -58,8 +57,19 @@ def in_image(engine: Engine) -> Engine:
 
 
 def image_of(recipe: Recipe) -> str:
-    """The recipe's image, or the one that `pdlaunch build image` makes for its engine."""
-    return recipe.docker.image or OWN_IMAGES[recipe.engine.variant]
+    """The recipe's image, or the one that `pdlaunch build image` makes for its engine.
+
+    Raises:
+        UsageError: it names none, and there is none of ours.
+    """
+    image = recipe.docker.image or OWN_IMAGES.get(recipe.engine.variant)
+    if image is None:
+        raise UsageError(
+            f"there is no image of ours for engine.variant {recipe.engine.variant}",
+            where="docker.image",
+            next_step="name yours",
+        )
+    return image
 
 
 def containerised(

@@ -128,6 +128,8 @@ def _address(host: str) -> str:
 
 
 Host = Annotated[str, StringConstraints(min_length=1), AfterValidator(_endpoint)]
+
+
 def _none_of(names: Iterable[str]) -> dict[str, JsonValue]:
     """The part of a JSON schema that refuses keys."""
     return {"propertyNames": {"not": {"enum": list(names)}}}

@@ -18,7 +18,12 @@ from pdlaunch.render import shell
 from rendering import ENGINE
 
 HERE = "unix:///var/run/docker.sock"
-RECIPES = sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+# All that can be started.
+RECIPES = sorted(
+    path.stem
+    for path in recipes_dir().glob("*.yaml")
+    if recipe_loader.load(path, ()).recipe.engine.variant != "neuron"
+)
 P5EN = (
     "prefill.host=ssh://ubuntu@10.0.0.11",
     "router.host=ssh://ubuntu@10.0.0.11",
@@ -51,9 +56,9 @@ def requests(plan: DeploymentPlan) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_containers_of_every_recipe_are_asked_for_in_the_words_of_the_api(name: str) -> None:
-    plan = planned(name, *(P5EN if name == "qwen3-32b-p5en" else ()))
+    plan = planned(name)
     made = requests(plan)
-    assert list(made) == ["prefill-0", "decode-0", "router"]
+    assert len(made) == len(plan.processes) >= 3
     for process in plan.processes:
         body = made[process.name]
         check(body, CREATE, "body")

@@ -18,14 +18,23 @@ import pytest
 from docker import APIClient
 
 from launching import Command, Launcher, fake_processes, until
-from pdlaunch import deployments, docker_backend, docker_daemon, models
+from pdlaunch import deployments, docker_backend, docker_daemon, models, recipe_loader
 from pdlaunch.containers import VERSION_LABEL
 from pdlaunch.docker_backend import _copy
 from pdlaunch.engine import Engine
 from pdlaunch.paths import recipes_dir
+from pdlaunch.recipe import LOCAL_HOST
+from pdlaunch.recipe_checks import workers_per_engine
 
 FAKE = Path(__file__).with_name("fake_docker.py")
-RECIPES = sorted(path.stem for path in recipes_dir().glob("*.yaml"))
+ALL = {path.stem: recipe_loader.load(path, ()).recipe for path in recipes_dir().glob("*.yaml")}
+# All that can be started on hosts.
+RECIPES = sorted(
+    name
+    for name, recipe in ALL.items()
+    if recipe.engine.variant != "neuron"
+    and all(workers_per_engine(section) <= 8 for section in (recipe.prefill, recipe.decode))
+)
 IMAGE = "pdlaunch:cpu"
 SECRET = "side-channel-0123456789"
 
@@ -141,7 +150,7 @@ def test_every_recipe_lives_in_containers(
 ) -> None:
     settings: tuple[str, ...] = ()
     places: tuple[FakeDocker, ...] = (daemon,)
-    if recipe == "qwen3-32b-p5en":
+    if ALL[recipe].prefill.host != LOCAL_HOST:
         ports = ("prefill.port", "prefill.side_channel_port", "decode.port")
         ports += ("decode.side_channel_port", "router.port", "router.metrics_port")
         settings = (*HOSTS, *(word for port in ports for word in ("--set", f"{port}=null")))
@@ -158,7 +167,7 @@ def test_every_recipe_lives_in_containers(
     status = json.loads(out)
     assert status["is_healthy"] is True
     found = sorted(process["container"] for process in status["processes"])
-    assert found == names(recipe)
+    assert found == sorted(f"pdlaunch-{recipe}-{each['name']}" for each in status["processes"])
     assert sorted(name for place in places for name in place.containers()) == found
     assert "pdlaunch-" in launcher.run("status", recipe)[1]
 
