@@ -200,11 +200,13 @@ class DockerSection(Section):
         default=None,
         description="The image of all containers. null: what `pdlaunch build image` makes, "
         "pdlaunch:latest, or pdlaunch:cpu for the CPU engine.",
+        examples=["registry.example/pdlaunch:1"],
     )
     shm_gib: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="Shared memory of an engine that has its host to itself; several on one host "
-        "share the host's. null: 32, for the CPU engine 4.",
+        description="Shared memory in GiB of an engine that has its host to itself; several on one "
+        "host share the host's. null: 32, for the CPU engine 4.",
+        examples=[16.0],
     )
 
 

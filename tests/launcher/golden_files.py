@@ -34,9 +34,10 @@ def manifests(name: str) -> str:
 
 def compose_file(name: str) -> str:
     """What `pdlaunch render compose` prints."""
-    fixed = compose.with_fixed_ports(loaded(name))
+    image = "docker.image=registry.example/pdlaunch:1"
+    fixed = compose.with_fixed_ports(loaded(name, image))
     made = planned(fixed, "192.0.2.1", gpus=None)
-    return documents.dump(compose.documents(fixed, made, "registry.example/pdlaunch:1"))
+    return documents.dump(compose.documents(fixed, made))
 
 
 def scraping(name: str) -> str:
@@ -47,8 +48,8 @@ def scraping(name: str) -> str:
     return documents.dump([monitoring.scrape_configuration(made)])
 
 
-def loaded(name: str) -> Recipe:
-    return recipe_loader.load(recipe_loader.find(name), ()).recipe
+def loaded(name: str, *overrides: str) -> Recipe:
+    return recipe_loader.load(recipe_loader.find(name), overrides).recipe
 
 
 def location(recipe: Recipe) -> ModelLocation:
