@@ -179,7 +179,7 @@ def reference(questions: tuple[Question, ...], folder: Path) -> Reference:
     """Ask one engine that runs as prefill does, but without a connector, and stop it."""
     loaded = recipe_loader.load(recipe_loader.find(TINY), ())
     plan = preparation.planned(loaded, None)
-    preparation.provide(loaded.recipe, Terminal())
+    preparation.provide(loaded.recipe, plan, Terminal())
     prefill = plan.of_role("prefill")[0]
     at = prefill.argv.index("--kv-transfer-config")
     cores = sorted({core for engine in plan.engines for core in engine.cores})
@@ -211,7 +211,7 @@ def by_hand(
     """The tiny recipe's engines with commands that no recipe can say; there is no router."""
     loaded = recipe_loader.load(recipe_loader.find(TINY), (f"name={name}", *settings))
     plan = preparation.planned(loaded, None)
-    preparation.provide(loaded.recipe, Terminal())
+    preparation.provide(loaded.recipe, plan, Terminal())
     engines = tuple(changed(engine) for engine in plan.engines)
     deployment = Deployment(plan.model_copy(update={"processes": engines}), folder)
     logs = deployment.log("any").parent
