@@ -229,7 +229,7 @@ def registrations(prefill: dict[str, Any], decode: dict[str, Any], victims: list
             "digest": bytes(32),
             "groups": [wire.Blocks(0, [1, 2])],
         }
-        return wire.encode(wire.Register(**(fields | changes)))
+        return bytes(wire.encode(wire.Register(**(fields | changes))))
 
     for victim in victims:
         of_victim = {

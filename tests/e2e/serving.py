@@ -166,7 +166,7 @@ class Reference:
         """Whether rounding cannot change the answer."""
         return self.gaps[question.name] > CLEAR_LOGPROB_GAP
 
-    def differences(self, questions: tuple[Question, ...], answers: list[Answer]) -> list[str]:
+    def differences(self, questions: Sequence[Question], answers: list[Answer]) -> list[str]:
         """Where answers are not the reference's, of those that rounding cannot change."""
         return [
             f"{question.name}: {answer} instead of {self.answers[question.name]}"

@@ -232,8 +232,8 @@ def test_ten_deaths(pair: Deployment, reference: Reference, role: str) -> None:
                     connection, reference, after, outcomes, stream=False, leave_after_s=None
                 )
                 assert found == "answered", f"death {death}: {after.name}"
-        for each in loads:
-            each.cancel()
+        for task in loads:
+            task.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
         print(f"\nrequests: {dict(outcomes.ended)}; {role} was back after {back_s} s")
         assert not outcomes.wrong

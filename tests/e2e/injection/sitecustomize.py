@@ -19,6 +19,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def _cut_off(zmq_socket: Any) -> None:
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        change: Callable[[Any], None]
         if re.fullmatch(r"nixl_\w+\._api", name):
             change = _sabotage
         elif name == "zmq.sugar.socket":
