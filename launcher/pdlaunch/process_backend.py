@@ -87,10 +87,7 @@ class ProcessBackend:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    # A group is enough for signals. Of a session of its own, kernels that
-                    # share the cores by session would keep one engine's threads waiting for
-                    # those of the other, for a tenth of a second now and then.
-                    process_group=0,
+                    start_new_session=True,
                 )
             except OSError as error:
                 raise PdError(
