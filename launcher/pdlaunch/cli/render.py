@@ -134,6 +134,7 @@ def k8s(
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
     for note in loaded.notes:
         terminal.warning(note)
+    patched = engine.planned(loaded.recipe.engine.variant)
     chosen = _with_image(loaded.recipe, image, terminal)
     base = name or cluster.name_of(loaded.recipe)
     scale_to: dict[Role, int | None] = {"prefill": scale_prefill_to, "decode": scale_decode_to}
@@ -155,7 +156,7 @@ def k8s(
     plan = cluster.planned(
         loaded.recipe,
         settings,
-        engine.planned(loaded.recipe.engine.variant),
+        patched,
         preparation.planned_model(loaded.recipe),
     )
     terminal.data(documents.dump(kubernetes.documents(loaded.recipe, plan, settings)))
@@ -181,10 +182,10 @@ def compose_file(recipe: str, overrides: tuple[str, ...], image: str | None) -> 
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
     for note in loaded.notes:
         terminal.warning(note)
+    in_image = containers.in_image(engine.planned(loaded.recipe.engine.variant))
     fixed = compose.with_fixed_ports(_with_image(loaded.recipe, image, terminal))
     # The file may be for another host: what devices this one has does not matter.
     facts = replace(hosts.facts_for(fixed, "compose"), gpus=None)
-    in_image = containers.in_image(engine.planned(fixed.engine.variant))
     plan = planner.plan(fixed, facts, in_image, preparation.planned_model(fixed))
     for note in plan.notes:
         terminal.warning(note)
