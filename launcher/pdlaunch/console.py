@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.progress import (
@@ -89,6 +90,15 @@ class Terminal:
         options = self._err.options.update(max_width=_WIDEST)
         width = Measurement.get(self._err, options, renderable).maximum
         Console(stderr=True, highlight=False, width=max(width, self._err.width)).print(renderable)
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[RenderableType], None] | None]:
+        """What replaces what stdout shows by something new; None where stdout is no terminal."""
+        if not self._out.is_terminal:
+            yield None
+            return
+        with Live(console=Console(highlight=False), auto_refresh=False) as screen:
+            yield lambda renderable: screen.update(renderable, refresh=True)
 
     def status(self, message: str) -> None:
         self._err.print(f"[dim]•[/dim] {escape(message)}")

@@ -23,6 +23,7 @@ from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.paths import state_dir
 from pdlaunch.plan import DeploymentPlan
+from pdlaunch.transport import Transport
 
 _RECORD = "deployment.json"
 _POLL_S = 0.1
@@ -46,6 +47,8 @@ class Record(BaseModel):
     pids: dict[str, int]
     # Of the last hour, by process.
     restarts: dict[str, int]
+    # What engines of this machine's launch said at their last start, by process.
+    transports: dict[str, Transport] = {}
 
     @property
     def name(self) -> str:

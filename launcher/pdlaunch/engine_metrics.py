@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,8 @@ class Metrics:
                 _Sample(sample.name, dict(sample.labels), sample.value)
                 for family in text_string_to_metric_families(text)
                 for sample in family.samples
+                # Nothing that an engine counts is infinite, and no sum survives what is no number.
+                if math.isfinite(sample.value)
             )
         )
 
@@ -50,16 +53,27 @@ class Metrics:
                 counts[key] = counts.get(key, 0) + int(sample.value)
         return counts
 
+    def buckets(self, name: str) -> dict[float, float]:
+        """A histogram's counts by upper bound, cumulative, summed over all labels."""
+        counts: dict[float, float] = {}
+        for sample in self._matching(f"{name}_bucket", {}):
+            bound = float(sample.labels.get("le", "nan"))
+            if not math.isnan(bound):
+                counts[bound] = counts.get(bound, 0.0) + sample.value
+        return counts
+
     def _matching(self, name: str, labels: Mapping[str, str]) -> Iterator[_Sample]:
         for sample in self.samples:
             if sample.name == name and labels.items() <= sample.labels.items():
                 yield sample
 
 
-async def scrape(client: httpx.AsyncClient, process: ProcessPlan) -> Metrics:
+async def scrape(
+    client: httpx.AsyncClient, process: ProcessPlan, within_s: float = _SCRAPE_TIMEOUT_S
+) -> Metrics:
     """The metrics of one engine; none where it does not answer properly."""
     try:
-        response = await client.get(f"{process.url}/metrics", timeout=_SCRAPE_TIMEOUT_S)
+        response = await client.get(f"{process.url}/metrics", timeout=within_s)
         response.raise_for_status()
         return Metrics.parse(response.text)
     except (httpx.HTTPError, ValueError):

@@ -10,10 +10,14 @@ from pdlaunch.redaction import redact
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 8
 _CAUSE_LINES = 3
-_LINE_CHARS = 200
+_LINE_CHARS = 300
 # vLLM's prefix: process, level, date, time, source line.
 _PREFIX = re.compile(r"^(\(\S+ pid=\d+\)\s*)?[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*")
-_CAUSE = re.compile(r"\b\w*(Error|Exception)\b: \S|: error: ")
+_CAUSE = re.compile(
+    r"\b\w*(Error|Exception)\b: \S|: error: "
+    # NIXL's own exceptions carry a code and no more.
+    r"|\] Failed to load plugin from \S+: \S|\] createBackend: \S"
+)
 # What follows from a cause and is logged after it.
 _CONSEQUENCE = re.compile(r"See root cause above|CancelledError|WorkerProc initialization failed")
 

@@ -65,6 +65,8 @@ class ProcessPlan(_Plan):
     metrics_port: int | None = None
     cores: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
+    # By which an engine is to move KV.
+    nixl_backends: tuple[str, ...] = ()
     # None: a process of its host.
     container: ContainerPlan | None = None
 

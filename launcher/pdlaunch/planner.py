@@ -17,6 +17,7 @@ from pdlaunch.plan import DeploymentPlan, ProcessPlan
 from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection
 from pdlaunch.recipe_checks import ROLES, Role, is_loopback, named_ports, workers_per_engine
 from pdlaunch.trace import SETTING as TRACE_SETTING
+from pdlaunch.transport import DEFAULT_BACKENDS, LIBFABRIC
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_CPU_KV_CACHE_GIB = 4.0
@@ -302,6 +303,7 @@ class _Planner:
             side_channel_port=side_channel_port,
             cores=cores,
             devices=devices,
+            nixl_backends=self._recipe.transfer.backends or DEFAULT_BACKENDS,
         )
 
     def _engine_argv(self, role: Role, host: str, port: int) -> Iterator[str]:
@@ -336,6 +338,9 @@ class _Planner:
             env["HF_HUB_OFFLINE"] = "1"
         if section.efa_interfaces:
             env |= EFA_ENV
+        if LIBFABRIC in (self._recipe.transfer.backends or ()):
+            # Otherwise it takes TCP where it finds nothing better, and does not say so.
+            env["NIXL_LOG_LEVEL"] = "INFO"
         return env
 
     def _is_here(self, host: str) -> bool:

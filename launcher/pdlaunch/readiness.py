@@ -61,14 +61,21 @@ async def wait_until_healthy(
             await asyncio.sleep(_POLL_S)
 
 
-async def is_healthy(client: httpx.AsyncClient, processes: Sequence[ProcessPlan]) -> list[bool]:
+async def is_healthy(
+    client: httpx.AsyncClient,
+    processes: Sequence[ProcessPlan],
+    within_s: float = _HEALTH_TIMEOUT_S,
+) -> list[bool]:
     """Whether each of these answers at its health address now."""
-    return list(await asyncio.gather(*(_is_healthy(client, process) for process in processes)))
+    asked = (_is_healthy(client, process, within_s) for process in processes)
+    return list(await asyncio.gather(*asked))
 
 
-async def _is_healthy(client: httpx.AsyncClient, process: ProcessPlan) -> bool:
+async def _is_healthy(
+    client: httpx.AsyncClient, process: ProcessPlan, within_s: float = _HEALTH_TIMEOUT_S
+) -> bool:
     try:
-        response = await client.get(process.health_url, timeout=_HEALTH_TIMEOUT_S)
+        response = await client.get(process.health_url, timeout=within_s)
     except httpx.HTTPError:
         return False
     return response.status_code == httpx.codes.OK

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import httpx
 
-from pdlaunch import readiness
+from pdlaunch import readiness, transport
 from pdlaunch.deployments import Record
 from pdlaunch.engine_metrics import (
     Failures,
@@ -16,14 +17,17 @@ from pdlaunch.engine_metrics import (
     Metrics,
     failures,
     kv_movement,
-    scrape_all,
+    scrape,
 )
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
+from pdlaunch.transport import Transport
+
+ANSWER_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
 class ProcessStatus:
-    """One process, as its health address and its metrics tell."""
+    """One process, as its health address, its metrics and its log tell."""
 
     name: str
     role: str
@@ -38,6 +42,12 @@ class ProcessStatus:
     failures: Failures | None
     # Its name, where it is one: no process of this machine.
     container: str | None = None
+    # Of an engine that was started here and has been ready since.
+    transport: Transport | None = None
+    # In transfers that the engine issued itself, as NIXL counts them.
+    nixl_bytes: float = 0.0
+    # What speaks against KV moving as the recipe asks, a sentence each.
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,51 +66,86 @@ class DeploymentStatus:
     kv: KvMovement
 
 
+@dataclass(frozen=True)
+class Look:
+    """What the processes of a deployment answered, by name."""
+
+    healthy: Mapping[str, bool]
+    # Engines only; none of those that did not answer.
+    metrics: Mapping[str, Metrics]
+    # When an engine had answered, on a clock that never jumps.
+    at_s: Mapping[str, float]
+
+
 async def gather(record: Record) -> DeploymentStatus:
     """Ask all of a deployment's processes at once."""
-    plan = record.plan
     async with httpx.AsyncClient() as client:
-        healthy, metrics = await asyncio.gather(
-            readiness.is_healthy(client, plan.processes), scrape_all(client, plan.engines)
-        )
-    processes = tuple(
-        _process(process, record, ok, metrics.get(process.name, Metrics()))
-        for process, ok in zip(plan.processes, healthy, strict=True)
+        return summary(record, await look(record.plan, client))
+
+
+async def look(
+    plan: DeploymentPlan, client: httpx.AsyncClient, within_s: float = ANSWER_WITHIN_S
+) -> Look:
+    """Ask all of a deployment's processes at once; who has not answered in time does not."""
+    healthy, scraped = await asyncio.gather(
+        readiness.is_healthy(client, plan.processes, within_s),
+        asyncio.gather(*(_scraped(client, engine, within_s) for engine in plan.engines)),
     )
+    names = [engine.name for engine in plan.engines]
+    return Look(
+        healthy={process.name: ok for process, ok in zip(plan.processes, healthy, strict=True)},
+        metrics={name: metrics for name, (metrics, _) in zip(names, scraped, strict=True)},
+        at_s={name: at_s for name, (_, at_s) in zip(names, scraped, strict=True)},
+    )
+
+
+def summary(record: Record, seen: Look) -> DeploymentStatus:
+    """What a record and a look say of a deployment."""
+    plan = record.plan
     alive = record.supervisor() is not None
     return DeploymentStatus(
         name=record.name,
         state=record.state if alive else "crashed",
-        is_healthy=alive and record.state == "ready" and all(healthy),
+        is_healthy=alive and record.state == "ready" and all(seen.healthy.values()),
         url=plan.router_url,
         model=plan.served_name,
         transfer_mode=plan.mode,
         engine_version=plan.engine_version,
         up_s=time.time() - record.started_unix_s,
-        processes=processes,
-        kv=_movement(plan, metrics),
+        processes=tuple(_process(process, record, seen) for process in plan.processes),
+        kv=_movement(plan, seen.metrics),
     )
 
 
-def _process(
-    process: ProcessPlan, record: Record, is_healthy: bool, metrics: Metrics
-) -> ProcessStatus:
+async def _scraped(
+    client: httpx.AsyncClient, engine: ProcessPlan, within_s: float
+) -> tuple[Metrics, float]:
+    metrics = await scrape(client, engine, within_s)
+    return metrics, time.monotonic()
+
+
+def _process(process: ProcessPlan, record: Record, seen: Look) -> ProcessStatus:
+    metrics = seen.metrics.get(process.name, Metrics())
+    said = record.transports.get(process.name)
     return ProcessStatus(
         name=process.name,
         role=process.role,
         url=process.url,
         pid=record.pids.get(process.name),
         restarts=record.restarts.get(process.name, 0),
-        is_healthy=is_healthy,
+        is_healthy=seen.healthy[process.name],
         kv_cache_usage=metrics.value("vllm:kv_cache_usage_perc"),
         requests_running=int(metrics.value("vllm:num_requests_running")),
         requests_waiting=int(metrics.value("vllm:num_requests_waiting")),
         failures=failures(record.plan.mode, metrics),
         container=process.container.name if process.container is not None else None,
+        transport=said,
+        nixl_bytes=metrics.value("vllm:nixl_bytes_transferred_sum"),
+        doubts=tuple(transport.doubts(process, said)) if said is not None else (),
     )
 
 
-def _movement(plan: DeploymentPlan, metrics: dict[str, Metrics]) -> KvMovement:
+def _movement(plan: DeploymentPlan, metrics: Mapping[str, Metrics]) -> KvMovement:
     return kv_movement(
         plan.mode,
         [metrics[process.name] for process in plan.of_role("prefill")],

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -18,7 +18,7 @@ from types import FrameType
 import httpx
 import psutil
 
-from pdlaunch import backend, deployments, readiness, trace, warm_start
+from pdlaunch import backend, deployments, readiness, trace, transport, warm_start
 from pdlaunch.console import Reporter
 from pdlaunch.death import Death
 from pdlaunch.deployments import Record, State
@@ -92,6 +92,9 @@ class _Supervisor:
         self._is_ready = False
         self._restarts_s: dict[str, list[float]] = {}
         self._recoveries: dict[str, asyncio.Task[None]] = {}
+        self._transports: dict[str, transport.Transport] = {}
+        # A log goes on after a restart: where in it a process's present life begins.
+        self._born_byte: dict[str, int] = {}
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         guardian = Guardian(self._plan.launch_id, self._plan.endpoints)
@@ -143,6 +146,7 @@ class _Supervisor:
                 if plan.only in (None, "router"):
                     await warm_start.introduce(plan, client, self._reporter)
                     await readiness.prove(plan, client, self._reporter)
+            self._read_transports(plan.own)
         except TimeoutError:
             last = [f"{name}: {doing(self._backend.log(name))}" for name in self._backend.started]
             raise PdError(
@@ -184,6 +188,8 @@ class _Supervisor:
         if death.name in self._recoveries:
             self._recoveries.pop(death.name).cancel()
         self._reporter.warning(f"{death.error()}\n  starting {death.name} again")
+        self._transports.pop(death.name, None)
+        self._born_byte[death.name] = death.log.stat().st_size if death.log.exists() else 0
         await asyncio.to_thread(self._backend.restart, death.name)
         self._record("ready")
         again = [process for process in self._plan.own if process.name == death.name]
@@ -192,6 +198,20 @@ class _Supervisor:
     async def _recover(self, processes: Sequence[ProcessPlan]) -> None:
         async with httpx.AsyncClient() as client:
             await readiness.wait_until_healthy(processes, self._reporter, self._doing, client)
+        self._read_transports(processes)
+        self._record("ready")
+
+    def _read_transports(self, processes: Iterable[ProcessPlan]) -> None:
+        """Note and tell by what engines that are up move KV, and warn where it is not as asked."""
+        for engine in processes:
+            if engine.role == "router":
+                continue
+            log = self._backend.log(engine.name)
+            seen = transport.read(log, self._born_byte.get(engine.name, 0))
+            self._transports[engine.name] = seen
+            self._reporter.status(f"{engine.name} moves KV by NIXL over: {seen}")
+            for doubt in transport.doubts(engine, seen):
+                self._reporter.warning(doubt)
 
     def _record(self, state: State) -> None:
         deployments.write(
@@ -203,5 +223,6 @@ class _Supervisor:
                 started_unix_s=self._started_unix_s,
                 pids=dict(self._backend.pids),
                 restarts={name: len(times) for name, times in self._restarts_s.items()},
+                transports=dict(self._transports),
             )
         )

@@ -143,7 +143,14 @@ def deployed(recipe: str, name: str, folder: Path, *settings: str) -> Iterator[D
 
 def pdlaunch(state: Path, *arguments: str) -> str:
     """Run a pdlaunch command; its output."""
-    done = subprocess.run(
+    done = ran(state, *arguments)
+    assert done.returncode == 0, f"pdlaunch {' '.join(arguments)}\n{done.stderr}"
+    return done.stdout
+
+
+def ran(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a pdlaunch command, whatever becomes of it."""
+    return subprocess.run(
         [sys.executable, "-m", "pdlaunch", *arguments],
         env={**os.environ, "XDG_STATE_HOME": str(state)},
         capture_output=True,
@@ -151,8 +158,6 @@ def pdlaunch(state: Path, *arguments: str) -> str:
         timeout=START_WITHIN_S,
         check=False,
     )
-    assert done.returncode == 0, f"pdlaunch {' '.join(arguments)}\n{done.stderr}"
-    return done.stdout
 
 
 @dataclass(frozen=True)

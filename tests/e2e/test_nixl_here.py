@@ -1,9 +1,12 @@
-"""`pdlaunch doctor` against the real engine environment and the real NIXL."""
+"""`pdlaunch doctor` and `pdlaunch up` against the real engine environment and the real NIXL."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import serving
 from pdlaunch import engine, recipe_loader
 from pdlaunch.console import Terminal
 from pdlaunch.doctor import examination
@@ -36,3 +39,21 @@ def test_backend_that_cannot_load_here_is_named_with_what_it_lacks() -> None:
     assert "LIBFABRIC does not instantiate" in fabric.evidence
     assert "libplugin_LIBFABRIC.so needs lib" in fabric.evidence
     assert "/opt/amazon/efa/lib" in str(fabric.remedy)
+
+
+@pytest.mark.parametrize("backends", ["[LIBFABRIC]", "[UCX, LIBFABRIC]"])
+def test_what_is_to_use_a_backend_that_cannot_load_never_serves(
+    tmp_path: Path, backends: str
+) -> None:
+    asked = f"transfer.backends={backends}"
+    (fabric,) = [
+        each for each in _findings(asked)["nixl-backend"] if each.evidence.split()[1] == "LIBFABRIC"
+    ]
+    if fabric.state == "ok":
+        pytest.skip("this machine has all that LIBFABRIC needs")
+    done = serving.ran(tmp_path, "up", serving.TINY, "--name", "fabric", "--set", asked)
+    assert done.returncode not in (0, 2), done.stderr
+    assert "unsupported backend 'LIBFABRIC'" in done.stderr
+    assert "libfabric.so.1: cannot open shared object file" in done.stderr
+    assert "is ready" not in done.stderr and " is up " not in done.stderr
+    assert serving.pdlaunch(tmp_path, "status", "--json") == "[]\n"

@@ -9,6 +9,7 @@ FAKE_ENGINE in the environment makes it misbehave: words separated by blanks.
     close_call     prefers its tokens by less than rounding changes
     slow_decode    answers only a second after it has counted
     orphan         leaves a child in a session of its own, and shared memory, behind
+    nixl=BACKEND   moves KV over this, whatever it was told
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def serve() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "orphan" in quirks:
         subprocess.Popen([sys.executable, str(ORPHAN), one["--port"]], start_new_session=True)
+    instantiate()
     print(f"INFO 11-29 10:00:00 [api.py:1] serving on {one['--port']}", flush=True)
     server = ThreadingHTTPServer((one["--host"], int(one["--port"])), Handler)
     server.daemon_threads = True
@@ -76,6 +78,16 @@ def serve() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     while True:
         time.sleep(1)
+
+
+def instantiate() -> None:
+    """What NIXL says of its backends."""
+    if "--kv-transfer-config" not in one:
+        return
+    told = json.loads(one["--kv-transfer-config"]).get("kv_connector_extra_config", {})
+    backends = [quirks["nixl"]] if "nixl" in quirks else told.get("backends", ["UCX"])
+    for backend in backends:
+        print(f"2026-11-29 10:00:00 NIXL INFO    _api.py:405 Backend {backend} was instantiated")
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -170,6 +182,16 @@ def metrics() -> str:
         f'vllm:e2e_request_latency_seconds_bucket{{le="+Inf"}} {counts["prompts"]}',
         f"vllm:e2e_request_latency_seconds_count {counts['prompts']}",
         f"vllm:e2e_request_latency_seconds_sum {counts['prompts'] * 0.001}",
+        "# TYPE vllm:prompt_tokens counter",
+        f"vllm:prompt_tokens_total {counts['prompts'] * 7}",
+        "# TYPE vllm:generation_tokens counter",
+        f"vllm:generation_tokens_total {counts['prompts'] * 2}",
+        "# TYPE vllm:time_to_first_token_seconds histogram",
+        'vllm:time_to_first_token_seconds_bucket{le="0.1"} 0',
+        f'vllm:time_to_first_token_seconds_bucket{{le="0.25"}} {counts["prompts"]}',
+        f'vllm:time_to_first_token_seconds_bucket{{le="+Inf"}} {counts["prompts"]}',
+        f"vllm:time_to_first_token_seconds_count {counts['prompts']}",
+        f"vllm:time_to_first_token_seconds_sum {counts['prompts'] * 0.2}",
         "# TYPE vllm:cache_config_info gauge",
         'vllm:cache_config_info{block_size="32",num_gpu_blocks="100"} 1',
     ]

@@ -84,7 +84,10 @@ class Launcher:
         path.write_text(RECIPE.format(name=name) + extra)
         return str(path)
 
-    def begin(self, *args: str, namespace: str | None = None) -> Command:
+    def begin(
+        self, *args: str, namespace: str | None = None, terminal: int | None = None
+    ) -> Command:
+        """Start a command; `terminal` is a descriptor to be its output instead of a file."""
         number = len(self.started)
         output, errors = (self.folder / f"{number}.{kind}" for kind in ("out", "err"))
         output.touch()
@@ -97,6 +100,8 @@ class Launcher:
                     enter(namespace)
                 for descriptor, path in ((1, output), (2, errors)):
                     os.dup2(os.open(path, os.O_WRONLY), descriptor)
+                if terminal is not None:
+                    os.dup2(terminal, 1)
                 sys.stdout = os.fdopen(1, "w")
                 sys.stderr = os.fdopen(2, "w")
                 sys.argv = ["pdlaunch", *args]

@@ -71,6 +71,19 @@ def test_cause_is_told_before_the_last_lines(log: Path) -> None:
     assert len(lines) < 12
 
 
+def test_nixl_tells_what_a_backend_lacks(log: Path) -> None:
+    lacks = "libfabric.so.1: cannot open shared object file: No such file or directory"
+    log.write_text(
+        f"I1130 17:02:36.4 17 nixl_plugin_manager.cpp:352] Failed to load plugin from /p: {lacks}\n"
+        "E1130 17:02:36.4 17 nixl_agent.cpp:334] createBackend: unsupported backend 'LIBFABRIC'\n"
+        + "  File\n" * 100
+        + "nixl_cu12._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND\n"
+        + "  shutting down\n" * 20
+    )
+    told = telling_lines(log)
+    assert lacks in told[0] and "unsupported backend 'LIBFABRIC'" in told[1]
+
+
 def test_death_names_how_where_and_what_next(log: Path) -> None:
     log.write_text("last words\n")
     error = Death("prefill-0", 3, log, 12.3).error()
@@ -90,7 +103,7 @@ def test_doing_is_the_last_line_of_the_logger(log: Path) -> None:
 
 def test_long_and_odd_logs_are_shortened(log: Path) -> None:
     log.write_bytes(b"x" * 200_000 + b"\n\xff\xfe binary \r progress \r\n\n" + b"y" * 500)
-    assert [len(line) for line in tail(log, 3)] == [9, 9, 200]
+    assert [len(line) for line in tail(log, 3)] == [9, 9, 300]
 
 
 def test_secrets_are_redacted_but_not_everything(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pdlaunch.cli.deployment import failure_lines
+from pdlaunch.cli.showing import failure_lines, transport_lines
 from pdlaunch.engine_metrics import Failures
 from pdlaunch.status import ProcessStatus
+from pdlaunch.transport import Transport
 
 NOTHING = Failures({}, 0, 0, {})
 
@@ -35,3 +38,18 @@ def test_each_engine_has_a_line_of_its_own(found: Failures | None, told: str) ->
 def test_nothing_that_failed_is_said_in_short() -> None:
     processes = [process("p", NOTHING), process("d", NOTHING), process("router", None)]
     assert failure_lines(processes) == ["no failed transfers"]
+
+
+def test_each_engine_tells_its_backend_and_what_it_moved() -> None:
+    told = Transport(("LIBFABRIC",), ("efa",))
+    prefill = replace(process("p", NOTHING), transport=told, nixl_bytes=3 * 2**20)
+    decode = replace(process("d", NOTHING), transport=told)
+    assert transport_lines([prefill, decode, process("router", None)])[1:] == [
+        "  p: LIBFABRIC (efa), 3.00 MiB moved",
+        "  d: LIBFABRIC (efa)",
+    ]
+
+
+def test_a_backend_that_nobody_here_has_heard_of_is_not_known() -> None:
+    elsewhere, silent = process("p", NOTHING), replace(process("d", NOTHING), transport=Transport())
+    assert transport_lines([elsewhere, silent])[1:] == ["  p: not known", "  d: not known"]

@@ -145,6 +145,31 @@ def test_status_tells_what_failed_since_the_start(launcher: Launcher) -> None:
     assert launcher.run("down", "a")[0] == 0
 
 
+def test_kv_that_moves_over_another_backend_than_asked_is_warned_of(launcher: Launcher) -> None:
+    efa = "transfer: {backends: [LIBFABRIC]}\nprefill: {env: {FI_PROVIDER: efa}}\n"
+    recipe = launcher.recipe("a", efa + "decode: {env: {FAKE_ENGINE: nixl=UCX}}\n")
+    code, _, err = launcher.run("up", recipe, "--detach")
+    assert code == 0
+    doubt = (
+        "the recipe asks for LIBFABRIC, and decode-0 moves KV over UCX (transports not known): "
+        "not over EFA, and over TCP where UCX finds nothing better"
+    )
+    assert f"warning: {doubt}\n" in err
+    assert "prefill-0 moves KV by NIXL over: LIBFABRIC (provider not known)\n" in err
+
+    _, out, err = launcher.run("status", "a")
+    assert "\n  decode-0: UCX (transports not known)\n" in out
+    assert err == f"warning: {doubt}\n"
+    _, out, _ = launcher.run("status", "a", "--json")
+    prefill, decode, router = json.loads(out)["processes"]
+    assert prefill["transport"] == {"backends": ["LIBFABRIC"], "providers": [], "ucx": []}
+    assert decode["transport"]["backends"] == ["UCX"]
+    assert router["transport"] is None
+    assert prefill["nixl_bytes"] > 0 and decode["nixl_bytes"] == 0
+    assert [each["doubts"] for each in (prefill, decode, router)] == [[], [doubt], []]
+    assert launcher.run("down", "a")[0] == 0
+
+
 def test_engine_that_dies_at_start_is_reported_with_cause_and_log(launcher: Launcher) -> None:
     code, _, err = launcher.run(
         "up", launcher.recipe("a", "decode: {env: {FAKE_ENGINE: dies=7}}\n")
@@ -347,7 +372,10 @@ def test_engine_that_dies_later_is_reported_and_started_again(launcher: Launcher
     command.until("starting prefill-0 again")
     assert "prefill-0 was killed by SIGKILL" in command.errors.read_text()
     assert until(lambda: json.loads(launcher.run("status", "a", "--json")[1])["is_healthy"])
+    command.until("prefill-0 moves KV by NIXL over: UCX")
+    assert command.errors.read_text().count("prefill-0 moves KV by NIXL over: UCX") == 2
     after = deployments.need("a")
+    assert after.transports["prefill-0"].backends == ("UCX",)
     assert after.pids["prefill-0"] != before["prefill-0"]
     assert after.pids["decode-0"] == before["decode-0"]
     assert after.restarts == {"prefill-0": 1}

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Never
 
 import click
+import httpx
 
 from pdlaunch import deployments
-from pdlaunch.cli import parameters
+from pdlaunch.cli import parameters, showing
+from pdlaunch.cli.up import interruptible
 from pdlaunch.console import Terminal
-from pdlaunch.engine_metrics import Failures
 from pdlaunch.errors import UsageError
 from pdlaunch.redaction import redact
-from pdlaunch.status import DeploymentStatus, ProcessStatus, gather
+from pdlaunch.status import gather
+from pdlaunch.watch import Watch
 
 _FOLLOW_EVERY_S = 0.2
+_WATCH_EVERY_S = 1.0
 
 
 @click.command(
@@ -47,14 +50,40 @@ def down(name: str | None, everything: bool) -> None:
 
 
 @click.command(
-    epilog=parameters.examples("pdlaunch status", "pdlaunch status smollm2-135m-cpu --json")
+    epilog=parameters.examples(
+        "pdlaunch status",
+        "pdlaunch status smollm2-135m-cpu --json",
+        "pdlaunch status smollm2-135m-cpu --watch",
+        "pdlaunch status --watch --interval 5 > load.txt",
+    )
 )
 @parameters.optional_running
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def status(name: str | None, as_json: bool) -> None:
+@click.option(
+    "--watch",
+    "is_watched",
+    is_flag=True,
+    help="One screen that goes on until Ctrl-C; a line for each process where it is no terminal.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help=f"With --watch: time between two looks. [default: {_WATCH_EVERY_S:g}]",
+)
+def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float | None) -> None:
     """Show how a deployment is doing, how much KV moved by which mode, and what failed."""
     terminal = Terminal()
+    if as_json and is_watched:
+        raise UsageError("--json does not go with --watch", where="--json")
+    if interval_s is not None and not is_watched:
+        raise UsageError("--interval goes with --watch", where="--interval")
     records = [deployments.need(name)] if name is not None else deployments.all_records()
+    if is_watched and records:
+        with interruptible():
+            names = [record.name for record in records]
+            asyncio.run(_watch(terminal, names, interval_s or _WATCH_EVERY_S))
     found = [asyncio.run(gather(record)) for record in records]
     if as_json:
         data = [asdict(each) for each in found]
@@ -63,7 +92,26 @@ def status(name: str | None, as_json: bool) -> None:
     if not found:
         terminal.status("nothing is up")
     for each in found:
-        _show(terminal, each)
+        for line in showing.report(each):
+            terminal.data(line)
+        for doubt in showing.doubts(each):
+            terminal.warning(doubt)
+
+
+async def _watch(terminal: Terminal, names: Sequence[str], interval_s: float) -> Never:
+    """Look and show until a signal comes."""
+    with terminal.live() as show:
+        async with httpx.AsyncClient() as client:
+            watch = Watch(names, client)
+            while True:
+                next_s = time.monotonic() + interval_s
+                views = await watch.look()
+                if show is not None:
+                    show(showing.screen(views))
+                else:
+                    for line in showing.watch_lines(views, time.strftime("%FT%T")):
+                        terminal.data(line)
+                await asyncio.sleep(max(0.0, next_s - time.monotonic()))
 
 
 @click.command(
@@ -127,75 +175,3 @@ def _print_logs(
 
 def _print_line(terminal: Terminal, prefix: str, line: bytes) -> None:
     terminal.data(prefix + redact(line.decode("utf-8", "replace")))
-
-
-def _show(terminal: Terminal, status: DeploymentStatus) -> None:
-    terminal.data(
-        f"{status.name}: {status.state}, {status.url}/v1, model {status.model}, KV by "
-        f"{status.transfer_mode}, vLLM {status.engine_version}, up {status.up_s:.0f} s"
-    )
-    runs_as = "container" if any(process.container for process in status.processes) else "pid"
-    rows = [("process", runs_as, "restarts", "health", "KV cache", "running", "waiting", "address")]
-    for process in status.processes:
-        is_engine = process.role != "router"
-        rows.append(
-            (
-                process.name,
-                process.container or str(process.pid or "-"),
-                str(process.restarts),
-                "ok" if process.is_healthy else "no answer",
-                f"{process.kv_cache_usage:.1%}" if is_engine else "",
-                str(process.requests_running) if is_engine else "",
-                str(process.requests_waiting) if is_engine else "",
-                process.url,
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        terminal.data("  " + "  ".join(cells).rstrip())
-    kv = status.kv
-    moved = f"KV moved: {kv.bytes_moved / 2**20:.2f} MiB in {kv.transfers_completed:.0f} transfers"
-    if status.transfer_mode == "push":
-        moved += (
-            f" ({kv.bytes_during_prefill / 2**20:.2f} MiB during prefill, "
-            f"{kv.bytes_after_prefill / 2**20:.2f} MiB after)"
-        )
-    terminal.data(
-        f"{moved}; {kv.transfers_failed:.0f} failed, {kv.transfers_cancelled:.0f} cancelled"
-    )
-    for line in failure_lines(status.processes):
-        terminal.data(line)
-
-
-def failure_lines(processes: Iterable[ProcessStatus]) -> list[str]:
-    """What has failed since each engine's start, an engine a line."""
-    lines = []
-    for process in processes:
-        if process.role == "router":
-            continue
-        if process.failures is None:
-            lines.append(f"  {process.name}: not known, it does not answer")
-        elif process.failures:
-            lines.append(f"  {process.name}: {_failure_text(process.failures)}")
-    return ["failures since start:", *lines] if lines else ["no failed transfers"]
-
-
-def _failure_text(failures: Failures) -> str:
-    parts = []
-    if failures.transfers:
-        parts.append(_counted("failed transfer", failures.transfers))
-    if failures.liveness:
-        parts.append(f"{failures.liveness} lost to a silent or dead peer")
-    if failures.hangs:
-        parts.append(f"{failures.hangs} given up while prefill was silent")
-    if failures.dropped_messages:
-        parts.append(_counted("dropped message", failures.dropped_messages))
-    return "; ".join(parts)
-
-
-def _counted(what: str, by_reason: Mapping[str, int]) -> str:
-    total = sum(by_reason.values())
-    ordered = sorted(by_reason.items(), key=lambda item: (-item[1], item[0]))
-    reasons = ", ".join(f"{reason} {count}" for reason, count in ordered)
-    return f"{total} {what}{'' if total == 1 else 's'} ({reasons})"

@@ -37,6 +37,7 @@ from pdlaunch.errors import PdError, UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
 from pdlaunch.recipe import OWNED_ENV, EngineVariant, Recipe
 from pdlaunch.series import load as load_series
+from pdlaunch.transport import DEFAULT_BACKENDS
 from pdlaunch.upstream import Variant
 
 Check = Callable[[Facts, Deployment | None], Iterator[Finding]]
@@ -129,7 +130,7 @@ def examine(
     probes: tuple[NixlProbe, ...] = ()
     if found.is_ready:
         built = engine.planned(variant)
-        probes = (_probe("this machine", built, nixl.DEFAULT_BACKENDS, environ, surroundings),)
+        probes = (_probe("this machine", built, DEFAULT_BACKENDS, environ, surroundings),)
     return [*refused, *judge(Facts(seen, replace(found, probes=probes)), None)]
 
 
@@ -239,7 +240,7 @@ def _probes(
     if not facts.engine.is_ready:
         return ()
     built = engine.planned(facts.engine.variant)
-    backends = deployment.recipe.transfer.backends or nixl.DEFAULT_BACKENDS
+    backends = deployment.recipe.transfer.backends or DEFAULT_BACKENDS
     kinds: dict[frozenset[tuple[str, str]], str] = {}
     for name, environment in deployment.environments.items():
         kind = frozenset((key, each) for key, each in environment.items() if key not in OWNED_ENV)

@@ -16,7 +16,6 @@ from typing import IO, Any
 from pdlaunch.doctor.facts import NixlProbe
 
 TIMEOUT_S = 120.0
-DEFAULT_BACKENDS = ("UCX",)
 _SCRIPT = "probe_nixl.py"
 
 
