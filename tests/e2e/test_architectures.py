@@ -20,27 +20,19 @@ LATENT = (
 ASKED = some(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         pytest.param(("model=random:tiny-gemma3",), id="some layers with a sliding window"),
-        pytest.param(
-            ("model=random:tiny-mistral",),
-            id="all layers with a sliding window",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(("model=random:tiny-mistral",), id="all layers with a sliding window"),
         # vLLM's CPU engine ends when it keeps states of such a model in its prefix cache.
         pytest.param(
             ("model=random:tiny-granite-hybrid", "engine.args.enable-prefix-caching=false"),
             id="some layers with a state",
-            marks=pytest.mark.slow,
         ),
-        pytest.param(LATENT, id="latent attention", marks=pytest.mark.slow),
-        pytest.param(
-            (*LATENT, "decode.tensor_parallel=2"),
-            id="latent attention, TP 1 to 2",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(LATENT, id="latent attention"),
+        pytest.param((*LATENT, "decode.tensor_parallel=2"), id="latent attention, TP 1 to 2"),
     ],
 )
 def test_answers_are_those_of_one_engine(
