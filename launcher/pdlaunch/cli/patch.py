@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pdlaunch import engine, patch_branch, patch_check, patch_tests
+from pdlaunch import engine, patch_branch, patch_check, patch_tests, upstream_branch
 from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.errors import PdError, UsageError
@@ -49,11 +49,28 @@ def checkout(folder: Path, base_only: bool) -> None:
 
 
 @patch.command(
-    epilog=parameters.examples("pdlaunch patch export", "pdlaunch patch export /tmp/vllm")
+    epilog=parameters.examples(
+        "pdlaunch patch export",
+        "pdlaunch patch export /tmp/vllm",
+        "pdlaunch patch export --upstream nixl-harden-handshake-listener",
+    )
 )
 @_FOLDER
-def export(folder: Path) -> None:
-    """Write the commits in DIR (default: build/vllm) back as patches."""
+@click.option(
+    "--upstream",
+    metavar="PATCH",
+    help="Write a branch of this patch for a pull request to vLLM instead.",
+)
+def export(folder: Path, upstream: str | None) -> None:
+    """Write the commits in DIR (default: build/vllm) back as patches.
+
+    With --upstream, DIR gets the branch upstream/PATCH instead: this patch on vLLM as published,
+    above the patches of the series that it needs, without the trailers of the series. DIR may be a
+    clone of vLLM, too. The commits are printed in the order in which they are to go upstream.
+    """
+    if upstream is not None:
+        _export_upstream(upstream, folder)
+        return
     terminal = Terminal()
     target = patches_dir()
     if target.parent.name == "_data":
@@ -68,6 +85,16 @@ def export(folder: Path) -> None:
     for name in done.removed:
         terminal.data(f"removed   {name}")
     terminal.success(f"{_counted(len(done.unchanged))} unchanged, in {target}")
+
+
+def _export_upstream(name: str, folder: Path) -> None:
+    terminal = Terminal()
+    made = upstream_branch.write(load_series(), name, folder, terminal)
+    for need in made.needs:
+        terminal.data(f"{need.patch.name.removesuffix('.patch')}  (needed: {need.why})")
+    terminal.data(made.patch.name.removesuffix(".patch"))
+    alone = "alone" if not made.needs else f"on {_counted(len(made.needs))} that it needs"
+    terminal.success(f"branch {made.name} in {folder}: {made.base}, and the patch {alone}")
 
 
 @patch.command(
