@@ -70,7 +70,7 @@ pages: $(SET_UP)
 	$(BIN)/python tests/proofs/combinations.py
 
 docs: $(SET_UP)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 forecast: $(SET_UP)
 	$(BIN)/pdlaunch patch check --against newest
