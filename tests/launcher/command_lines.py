@@ -13,7 +13,7 @@ import pytest
 from pdlaunch.cli import cli
 
 _OPERATORS = frozenset({"", "|", "||", "&", "&&", "{", "}"})
-_REDIRECTION = re.compile(r"\d?[<>]")
+_REDIRECTION = re.compile(r"\d?[<>]+")
 _SETTING = re.compile(r"[A-Z_]+=")
 
 
@@ -28,9 +28,13 @@ def pdlaunch_words(line: str) -> list[str]:
 def commands(line: str) -> Iterator[list[str]]:
     """The commands of a line of shell, each as its words: no settings in front, no redirections."""
     command: list[str] = []
-    for word in (*shlex.split(line, comments=True), ";"):
+    words = iter((*shlex.split(line, comments=True), ";"))
+    for word in words:
         plain = word.rstrip(";")
-        if plain and plain not in _OPERATORS and not _REDIRECTION.match(plain):
+        if redirection := _REDIRECTION.match(plain):
+            if redirection[0] == plain:
+                next(words)  # the file
+        elif plain not in _OPERATORS:
             command.append(plain)
         if plain != word or plain in _OPERATORS:
             run = list(itertools.dropwhile(_SETTING.match, command))
