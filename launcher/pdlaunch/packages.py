@@ -16,7 +16,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 from pypi_simple import (
     NoSuchProjectError,
     ProjectPage,
@@ -83,8 +83,9 @@ def _listed_by_link(
             yield from _sdists_of(project, _page_of_link(client, project, link, sources))
         return
     for path in sorted(local.glob(f"{project}-*.tar.gz")):
-        version = path.name.removeprefix(f"{project}-").removesuffix(".tar.gz")
-        yield Version(version), PublishedFile(project, path.name, sha256_of(path))
+        version = _version(path.name.removeprefix(f"{project}-").removesuffix(".tar.gz"))
+        if version:
+            yield version, PublishedFile(project, path.name, sha256_of(path))
 
 
 def _listed_by_index(
@@ -98,11 +99,16 @@ def _listed_by_index(
 
 def _sdists_of(project: str, page: ProjectPage) -> Iterator[tuple[Version, PublishedFile]]:
     for package in page.packages:
-        digest = package.digests.get("sha256")
-        if package.package_type != "sdist" or package.is_yanked:
-            continue
-        if package.version and digest:
-            yield Version(package.version), PublishedFile(project, package.filename, digest)
+        version, digest = _version(package.version or ""), package.digests.get("sha256")
+        if package.package_type == "sdist" and not package.is_yanked and version and digest:
+            yield version, PublishedFile(project, package.filename, digest)
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
 
 
 def cached_path(file: PublishedFile) -> Path:

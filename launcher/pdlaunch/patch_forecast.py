@@ -32,7 +32,6 @@ class Outcome:
     """One patch on the other vLLM. It applies where there is no problem."""
 
     patch: Patch
-    upstream_has_it: bool
     problems: tuple[Problem, ...]
 
 
@@ -81,11 +80,11 @@ def _outcomes(patches: Sequence[Patch], tree: Path) -> Iterator[Outcome]:
         if _applies(patch, tree):
             git.output(tree, ["apply", "-"], input_bytes=patch.data)
             found = [Problem(patch.name, what) for what in patch_check.tree_problems(patch, tree)]
-            yield Outcome(patch, False, tuple(found))
         elif _applies(patch, tree, "--reverse"):
-            yield Outcome(patch, True, (Problem(patch.name, "upstream has it: drop it"),))
+            found = [Problem(patch.name, "upstream has it: drop it")]
         else:
-            yield Outcome(patch, False, tuple(_failures(patch, tree, unsound)))
+            found = [*_failures(patch, tree, unsound)] or [Problem(patch.name, "does not apply")]
+        yield Outcome(patch, tuple(found))
 
 
 def _applies(patch: Patch, tree: Path, *options: str) -> bool:

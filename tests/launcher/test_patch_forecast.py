@@ -109,6 +109,7 @@ def test_a_test_that_went_is_named_though_the_patch_applies(series_of_four: Fake
 def test_the_newest_is_the_highest_release(series_of_four: FakeUpstream) -> None:
     for version in ("0.9.1", "0.33.1", "0.34.0rc1"):
         publish(series_of_four, version, {})
+    (series_of_four.published / "vllm-notes.tar.gz").touch()
     series = series_of_four.series()
     assert patch_forecast.source_of(series, "newest").filename == "vllm-0.33.1.tar.gz"
     assert patch_forecast.source_of(series, "0.34.0rc1").filename == "vllm-0.34.0rc1.tar.gz"
