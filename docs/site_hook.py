@@ -18,9 +18,10 @@ _LINK = re.compile(r"\]\(([^)#\s]+)")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The pages, and each file that one of them links to, at their places in the checkout."""
-    pages = [*_PAGES, *(f"docs/{file.src_uri}" for file in files.documentation_pages())]
+    own = [file for file in files if file.src_dir == config.docs_dir]  # the rest is the theme's
+    pages = [*_PAGES, *(f"docs/{file.src_uri}" for file in own if file.is_documentation_page())]
     linked = {path for page in pages for path in _links(page)}
-    for file in list(files):
+    for file in own:
         files.remove(file)
     for path in sorted({*pages, *linked}):
         files.append(File(path, str(_ROOT), config.site_dir, config.use_directory_urls))
