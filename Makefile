@@ -4,7 +4,7 @@ BIN := .venv/bin
 SET_UP := .venv/set-up
 DEMO := demo
 
-.PHONY: help demo test test-slow faults soak bench-stopped-peer sim test-upstream golden pages lint format clean
+.PHONY: help demo test test-slow faults soak bench-stopped-peer sim test-upstream golden pages docs forecast lint format clean
 
 help:
 	@echo "make demo           one question to a real model over prefill and decode, from nothing"
@@ -17,6 +17,8 @@ help:
 	@echo "make test-upstream  vLLM's own tests, on the stock and on the patched build"
 	@echo "make golden         rendered output that tests compare, written anew"
 	@echo "make pages          pages of docs/ that are made from tables and schemas, written anew"
+	@echo "make docs           the site of docs/, into build/site; a warning is an error"
+	@echo "make forecast       which patches fail on the newest vLLM that is published, and where"
 	@echo "make lint           ruff and mypy"
 	@echo "make format         let ruff format the code"
 	@echo "make clean          remove .venv and caches of tools; engines and models stay cached"
@@ -36,8 +38,11 @@ demo: $(SET_UP)
 	$(BIN)/pdlaunch ask $(DEMO) "$$(head -c 3000 README.md)" --max-tokens 24 && \
 	$(BIN)/pdlaunch status $(DEMO)
 
+# What starts real engines needs the machine to itself; the rest mostly waits.
 test: $(SET_UP)
-	$(BIN)/python -m pytest -m "not slow and not soak"
+	$(BIN)/python -m pytest -m "not slow and not soak" --ignore tests/e2e --numprocesses 2 \
+	--dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not soak" tests/e2e
 
 test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow
@@ -63,6 +68,12 @@ golden: $(SET_UP)
 pages: $(SET_UP)
 	$(BIN)/python tests/launcher/recipe_page.py
 	$(BIN)/python tests/proofs/combinations.py
+
+docs: $(SET_UP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+forecast: $(SET_UP)
+	$(BIN)/pdlaunch patch check --against newest
 
 lint: $(SET_UP)
 	$(BIN)/ruff check

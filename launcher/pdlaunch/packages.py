@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
+from packaging.version import InvalidVersion, Version
 from pypi_simple import (
     NoSuchProjectError,
     ProjectPage,
@@ -40,6 +41,74 @@ def fetch(file: PublishedFile, reporter: Reporter, sources: Sources | None = Non
         if not target.is_file():
             _download(file, target, sources or configured_sources(), reporter)
     return target
+
+
+def published_sdists(project: str, sources: Sources | None = None) -> dict[Version, PublishedFile]:
+    """The source distributions of a project, by version, without withdrawn ones.
+
+    Nobody has pinned these: their hashes are what the source itself states. Where two sources have
+    a version, the first counts.
+
+    Raises:
+        PdError: no source has any.
+    """
+    sources = sources or configured_sources()
+    found: dict[Version, PublishedFile] = {}
+    failures: list[str] = []
+    listings = [
+        *((link, _listed_by_link) for link in sources.find_links),
+        *((index, _listed_by_index) for index in sources.indexes),
+    ]
+    for source, listed in listings:
+        try:
+            for version, file in listed(project, source, sources):
+                found.setdefault(version, file)
+        except (OSError, UnsupportedContentTypeError) as error:
+            failures.append(f"{source}: {_short(error)}")
+    if not found:
+        raise PdError(
+            f"no source distribution of the package {project} is to be found",
+            where="; ".join(failures) or None,
+            next_step="set PIP_INDEX_URL to an index that has it, or PIP_FIND_LINKS to a folder",
+        )
+    return found
+
+
+def _listed_by_link(
+    project: str, link: str, sources: Sources
+) -> Iterator[tuple[Version, PublishedFile]]:
+    local = _local_path(link)
+    if local is None or not local.is_dir():
+        with _client(sources) as client:
+            yield from _sdists_of(project, _page_of_link(client, project, link, sources))
+        return
+    for path in sorted(local.glob(f"{project}-*.tar.gz")):
+        version = _version(path.name.removeprefix(f"{project}-").removesuffix(".tar.gz"))
+        if version:
+            yield version, PublishedFile(project, path.name, sha256_of(path))
+
+
+def _listed_by_index(
+    project: str, index: str, sources: Sources
+) -> Iterator[tuple[Version, PublishedFile]]:
+    with _client(sources, index) as client:
+        page = _page_of_index(client, project, index, sources)
+        if page is not None:
+            yield from _sdists_of(project, page)
+
+
+def _sdists_of(project: str, page: ProjectPage) -> Iterator[tuple[Version, PublishedFile]]:
+    for package in page.packages:
+        version, digest = _version(package.version or ""), package.digests.get("sha256")
+        if package.package_type == "sdist" and not package.is_yanked and version and digest:
+            yield version, PublishedFile(project, package.filename, digest)
+
+
+def _version(text: str) -> Version | None:
+    try:
+        return Version(text)
+    except InvalidVersion:
+        return None
 
 
 def cached_path(file: PublishedFile) -> Path:
@@ -95,39 +164,14 @@ class _Getter:
         local = _local_path(link)
         if local is not None and local.is_dir():
             return self._copy(local / self.file.filename)
-        with self._client() as client:
-            if local is not None:
-                html = local.read_bytes()
-            else:
-                response = client.s.get(link, timeout=self.sources.timeout_s)
-                response.raise_for_status()
-                html = response.content
-            page = ProjectPage.from_html(self.file.project, html, local.as_uri() if local else link)
+        with _client(self.sources) as client:
+            page = _page_of_link(client, self.file.project, link, self.sources)
             return self._from_page(client, page)
 
     def from_index(self, index: str) -> bool:
-        local = _local_path(index)
-        with self._client(index) as client:
-            if local is not None:
-                listing = local / self.file.project / "index.html"
-                if not listing.is_file():
-                    return False
-                html = listing.read_bytes()
-                page = ProjectPage.from_html(self.file.project, html, listing.as_uri())
-            else:
-                try:
-                    page = client.get_project_page(
-                        self.file.project, timeout=self.sources.timeout_s
-                    )
-                except NoSuchProjectError:
-                    return False
-            return self._from_page(client, page)
-
-    def _client(self, index: str = "") -> PyPISimple:
-        client = PyPISimple(index)
-        if self.sources.cert:
-            client.s.verify = self.sources.cert
-        return client
+        with _client(self.sources, index) as client:
+            page = _page_of_index(client, self.file.project, index, self.sources)
+            return page is not None and self._from_page(client, page)
 
     def _from_page(self, client: PyPISimple, page: ProjectPage) -> bool:
         package = next((p for p in page.packages if p.filename == self.file.filename), None)
@@ -154,6 +198,38 @@ class _Getter:
 
     def _progress(self, size_bytes: int | None) -> _Tracker:
         return _Tracker(self.reporter, f"downloading {self.file.filename}", size_bytes)
+
+
+def _client(sources: Sources, index: str = "") -> PyPISimple:
+    client = PyPISimple(index)
+    if sources.cert:
+        client.s.verify = sources.cert
+    return client
+
+
+def _page_of_link(client: PyPISimple, project: str, link: str, sources: Sources) -> ProjectPage:
+    local = _local_path(link)
+    if local is not None:
+        return ProjectPage.from_html(project, local.read_bytes(), local.as_uri())
+    response = client.s.get(link, timeout=sources.timeout_s)
+    response.raise_for_status()
+    return ProjectPage.from_html(project, response.content, link)
+
+
+def _page_of_index(
+    client: PyPISimple, project: str, index: str, sources: Sources
+) -> ProjectPage | None:
+    """What an index lists of a project; None when it does not know it."""
+    local = _local_path(index)
+    if local is not None:
+        listing = local / project / "index.html"
+        if not listing.is_file():
+            return None
+        return ProjectPage.from_html(project, listing.read_bytes(), listing.as_uri())
+    try:
+        return client.get_project_page(project, timeout=sources.timeout_s)
+    except NoSuchProjectError:
+        return None
 
 
 class _Tracker:

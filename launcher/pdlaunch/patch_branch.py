@@ -109,13 +109,22 @@ def commit_base(folder: Path, version: str) -> None:
     git.output(folder, ["tag", base_tag(version)])
 
 
-def apply(folder: Path, patches: Sequence[Patch]) -> subprocess.CompletedProcess[bytes]:
-    """Commits patches onto the branch, without fuzz; stops at the first that does not apply."""
+def apply(
+    folder: Path, patches: Sequence[Patch], committer: tuple[str, str] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Commits patches onto the branch, without fuzz; stops at the first that does not apply.
+
+    Args:
+        committer: name and address, by default nobody's.
+    """
+    identity = dict(_IDENTITY)
+    if committer:
+        identity["GIT_COMMITTER_NAME"], identity["GIT_COMMITTER_EMAIL"] = committer
     with tempfile.TemporaryDirectory() as tmp:
         files = [Path(tmp) / patch.name for patch in patches]
         for file, patch in zip(files, patches, strict=True):
             file.write_bytes(patch.data)
-        return git.run(folder, [*_AM, *map(str, files)], extra_env=_IDENTITY)
+        return git.run(folder, [*_AM, *map(str, files)], extra_env=identity)
 
 
 def formatted(folder: Path, commits: Sequence[str]) -> list[bytes]:
@@ -192,6 +201,19 @@ def _commits(folder: Path, base: str) -> list[str]:
             f"{folder} is not a checkout of the series: it has no tag {base}",
             next_step=f"make one: pdlaunch patch checkout {folder}",
         )
+    refuse_unfinished(folder)
+    if git.run(folder, ["merge-base", "--is-ancestor", base, "HEAD"]).returncode:
+        raise UsageError(f"HEAD does not stand on {base}", where=str(folder))
+    merges = _line(folder, ["rev-list", "--merges", "--max-count=1", f"{base}..HEAD"])
+    if merges:
+        raise UsageError(
+            f"{merges[:12]} is a merge; a series is a straight line", where=str(folder)
+        )
+    return git.output(folder, ["rev-list", "--reverse", f"{base}..HEAD"]).decode().split()
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raises a UsageError where somebody is in the middle of something."""
     git_dir = Path(_line(folder, ["rev-parse", "--absolute-git-dir"]))
     if any((git_dir / name).exists() for name in ("rebase-apply", "rebase-merge", "MERGE_HEAD")):
         raise UsageError(
@@ -206,14 +228,6 @@ def _commits(folder: Path, base: str) -> list[str]:
             where=str(folder),
             next_step="commit them (git commit --amend, or --fixup and rebase --autosquash)",
         )
-    if git.run(folder, ["merge-base", "--is-ancestor", base, "HEAD"]).returncode:
-        raise UsageError(f"HEAD does not stand on {base}", where=str(folder))
-    merges = _line(folder, ["rev-list", "--merges", "--max-count=1", f"{base}..HEAD"])
-    if merges:
-        raise UsageError(
-            f"{merges[:12]} is a merge; a series is a straight line", where=str(folder)
-        )
-    return git.output(folder, ["rev-list", "--reverse", f"{base}..HEAD"]).decode().split()
 
 
 def _stopped_at(folder: Path, patches: Sequence[Patch]) -> str:

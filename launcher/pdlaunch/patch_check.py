@@ -41,12 +41,12 @@ def check(series: Series, folder: Path, reporter: Reporter) -> list[Problem]:
         tempfile.TemporaryDirectory() as tmp,
     ):
         tree = Path(tmp) / "vllm"
-        sdist.unpack(archive, tree, only=_paths(series.patches))
-        problems += _tree_problems(series, tree)
+        sdist.unpack(archive, tree, only=paths(series.patches))
+        problems += _problems_in(series, tree)
     return problems
 
 
-def _paths(patches: Iterable[Patch]) -> set[str]:
+def paths(patches: Iterable[Patch]) -> set[str]:
     """The upstream files that the series touches or names: all that a check has to unpack."""
     touched = {each.path for patch in patches for each in patch.touched}
     return touched | {test.partition("::")[0] for patch in patches for test in patch.tests}
@@ -100,7 +100,7 @@ def _is_cosmetic(hunk: Hunk) -> bool:
     return "".join("".join(before).split()) == "".join("".join(after).split())
 
 
-def _tree_problems(series: Series, tree: Path) -> Iterator[Problem]:
+def _problems_in(series: Series, tree: Path) -> Iterator[Problem]:
     patch_branch.commit_base(tree, series.upstream.version)
     for patch in series.patches:
         result = patch_branch.apply(tree, [patch])
@@ -109,8 +109,14 @@ def _tree_problems(series: Series, tree: Path) -> Iterator[Problem]:
             return  # what stands on it cannot be judged
         if patch_branch.formatted(tree, ["HEAD"]) != [patch.data]:
             yield Problem(patch.name, "is not in canonical form: pdlaunch patch export rewrites it")
-        for what in (*_broken_python(patch, tree), *_missing_tests(patch, tree)):
+        for what in tree_problems(patch, tree):
             yield Problem(patch.name, what)
+
+
+def tree_problems(patch: Patch, tree: Path) -> Iterator[str]:
+    """What is wrong in a tree that a patch has just been applied to."""
+    yield from _broken_python(patch, tree)
+    yield from _missing_tests(patch, tree)
 
 
 def _broken_python(patch: Patch, tree: Path) -> Iterator[str]:

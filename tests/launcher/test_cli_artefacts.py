@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fake_upstream import SOURCES, FakeUpstream
+from fake_upstream import SOURCES, FakeUpstream, sdist
 from pdlaunch import cli, engine, packages, pip_config, wheel
 from pdlaunch.cli import patch as patch_commands
 
@@ -67,6 +67,36 @@ def test_check_prints_problems_and_fails(typed: Typed, upstream: FakeUpstream) -
     assert code == 1
     assert out == "stray.patch: lies in the folder but is not in the series\n"
     assert "the series has 1 problem" in err
+
+
+def test_check_against_another_version(typed: Typed, upstream: FakeUpstream) -> None:
+    core = SOURCES["vllm/core.py"]
+    typed("patch", "checkout", "work")
+    upstream.add_patch(Path("work"), "[Core] One", {"vllm/core.py": core.replace("3", "33")})
+    assert typed("patch", "check", "--against", "newest")[:2] == (0, "")
+    newer = {**SOURCES, "vllm/core.py": core.replace("3", "5")}
+    (upstream.published / "vllm-0.33.0.tar.gz").write_bytes(sdist("0.33.0", newer))
+    code, out, err = typed("patch", "check", "--against", "newest")
+    assert code == 1
+    assert out.splitlines()[0].startswith("core-one.patch: vllm/core.py:")
+    assert out.splitlines()[-1] == "core-one.patch: retires when: never"
+    assert "1 of 1 patch would have to change" in err
+    assert typed("patch", "check", "--against", "0.32.0")[:2] == (0, "")
+    assert typed("patch", "check", "--against", "0.99.0")[0] == 2
+    assert typed("patch", "check", "--against", "newest", "--tests")[0] == 2
+
+
+def test_export_for_upstream_prints_the_order(typed: Typed, upstream: FakeUpstream) -> None:
+    typed("patch", "checkout", "work")
+    for subject, content in (("[Core] One", "# Guide\n\n1\n"), ("[Core] Two", "# Guide\n\n2\n")):
+        upstream.add_patch(Path("work"), subject, {"docs/guide.md": content})
+    code, out, err = typed("patch", "export", "--upstream", "core-two", "work")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["core-one", "core-two"]
+    assert "branch upstream/core-two in work: base-0.32.0, and the patch on 1 patch" in err
+    code, out, err = typed("patch", "export", "--upstream", "core-three", "work")
+    assert (code, out) == (2, "")
+    assert "did you mean" in err
 
 
 def test_check_of_an_unknown_patch(typed: Typed) -> None:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 import recipe_page
-from command_lines import parse, pdlaunch_words
+from command_lines import commands, parse, pdlaunch_words
 from pdlaunch import recipe_loader, series
 from pdlaunch.bench.workload import WORKLOADS
 from pdlaunch.cli import cli
@@ -32,16 +32,22 @@ PAGES = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "patches/README.md",
-    "docs/faults.md",
-    "docs/p5en.md",
-    "docs/recipe.md",
-    "docs/support.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")),
 )
+# Commands whose NAME is that of a deployment: by default its recipe's.
+RUNNING = {"ask", "down", "logs", "status"}
+# Every fence names what it holds, so that no command is taken for something else.
+FENCES = {"sh", "yaml", "text", "mermaid"}
+# What pages tell to run beside pdlaunch and make: no options of theirs are checked here.
+OTHER_PROGRAMS = {
+    *(".", "curl", "eval", "export", "git", "pip", "rm"),
+    *(".venv/bin/python", ".venv/bin/ruff", ".venv/bin/mypy"),
+}
 STREAMING = "vllm/distributed/kv_transfer/kv_connector/v1/nixl/streaming"
 STATS = f"{STREAMING}/stats.py"
 WIRE = f"{STREAMING}/wire.py"
 DESIGN_PAGE = "docs/design/nixl_streaming_push.md"
-_FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`\n]+)`")
 _SETTING = re.compile(
     r'(?:option|get_from_extra_config)\(\s*"(push_\w+|kv_lease_duration)",\s*([^()]+?)\s*\)'
@@ -58,16 +64,33 @@ def page(request: pytest.FixtureRequest) -> str:
     return (ROOT / request.param).read_text(encoding="utf-8")
 
 
+def test_fences_say_what_they_hold(page: str) -> None:
+    assert {language for language, _ in _FENCE.findall(page)} <= FENCES
+
+
+def test_commands_are_ones_that_are_checked(page: str) -> None:
+    for line in shell_lines(page):
+        for program, *_ in commands(line):
+            assert program in {"pdlaunch", "make", *OTHER_PROGRAMS}, line
+
+
 def test_commands_and_their_options_exist() -> None:
-    lines = [line for name in PAGES for line in shell_lines((ROOT / name).read_text())]
+    typed = [words for name in PAGES for words in pdlaunch_commands((ROOT / name).read_text())]
     inline = [code for name in PAGES for code in inline_code((ROOT / name).read_text())]
-    typed = [words for line in lines if (words := pdlaunch_words(line))]
     mentioned = [words for code in inline if (words := pdlaunch_words(code))]
-    assert len(typed) > 20 and len(mentioned) > 10
+    assert len(typed) > 60 and len(mentioned) > 20
     for words in typed:
         parse(words, incomplete=False)
     for words in mentioned:
         parse(words, incomplete=True)
+
+
+def test_patches_that_are_named_are_in_the_series(shipped: Series) -> None:
+    known = {patch.name.removesuffix(".patch") for patch in shipped.patches}
+    for name in PAGES:
+        for words in pdlaunch_commands((ROOT / name).read_text()):
+            if words[0] == "patch":
+                assert {word for word in words if re.match("(nixl|core|bugfix)-", word)} <= known
 
 
 def test_readme_knows_every_command() -> None:
@@ -104,12 +127,68 @@ def test_paths_lead_to_files(page: str) -> None:
         assert (ROOT / path.rstrip(".")).exists(), path
 
 
-def test_recipes_that_are_named_are_shipped() -> None:
+def test_recipes_and_processes_that_are_named_exist() -> None:
+    named = 0
     for name in PAGES:
-        for line in shell_lines((ROOT / name).read_text()):
-            words = pdlaunch_words(line)
-            if words[:1] == ["up"] and not words[1].endswith(".yaml"):
-                recipe_loader.load(recipe_loader.find(words[1]), ())
+        made = {"mine", "mine.yaml", "NAME", "RECIPE"}
+        for words in pdlaunch_commands((ROOT / name).read_text()):
+            given = arguments(words)
+            # Whatever was started under a name of its own is called by it from then on.
+            made |= {words[words.index("--name") + 1]} if "--name" in words else set()
+            recipe = given.get("recipe") or (given.get("name") if words[0] in RUNNING else None)
+            if recipe and recipe not in made:
+                named += 1
+                backend = [f"backend={given['backend']}"] if given.get("backend") else []
+                settings = (*backend, *given.get("overrides", ()))
+                recipe_loader.load(recipe_loader.find(recipe), settings)
+            if words[0] == "logs" and given.get("process"):
+                assert re.fullmatch(r"(prefill|decode)-\d|router", given["process"])
+    assert named > 20
+
+
+def test_texts_of_troubleshooting_are_printed_by_the_code(shipped: Series) -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    sources = sorted((ROOT / "launcher/pdlaunch").rglob("*.py"))
+    # Long messages are written as several strings.
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text() for path in sources))
+    code += new_file(shipped, f"{STREAMING}/failure_log.py")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    texts = [text for row in rows for text in _CODE.findall(row.split("|")[1])]
+    assert len(texts) > 20
+    for text in texts:
+        process = re.fullmatch(r"(prefill|decode)-0|MODE|NAME", text)
+        assert process or text in code or text in reasons(shipped), text
+
+
+def test_reasons_of_troubleshooting_are_those_of_the_protocol(shipped: Series) -> None:
+    rows = table((ROOT / "docs/troubleshooting.md").read_text(), "reason")
+    assert {row[0].strip("`") for row in rows} == reasons(shipped) - {"other"}
+
+
+def test_metrics_of_operations_exist(shipped: Series) -> None:
+    stats = new_file(shipped, STATS)
+    rows = table((ROOT / "docs/operations.md").read_text(), "question")
+    for _, metric in rows:
+        name = _CODE.findall(metric)[0].removesuffix("_total")
+        assert f'"{name}"' in stats, name
+
+
+def test_site_builds_without_a_warning(tmp_path: Path) -> None:
+    call = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir"]
+    # The theme has news of its own on every build.
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(
+        [*call, tmp_path], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "WARNING" not in built.stdout + built.stderr
+    for name in PAGES:
+        place = re.sub(r"(README)?\.md$", "", name)
+        assert (tmp_path / place / "index.html").is_file(), name
+    for made in tmp_path.rglob("index.html"):
+        for link in re.findall(r'(?:href|src)="([^"#?]+)', made.read_text()):
+            assert urlsplit(link).scheme or (made.parent / link).exists(), f"{made}: {link}"
+    assert 'class="mermaid"' in (tmp_path / "docs" / "push-mode" / "index.html").read_text()
 
 
 def test_table_of_recipes_is_that_of_the_folder() -> None:
@@ -211,9 +290,29 @@ def test_nothing_of_this_machine_is_in_tracked_files() -> None:
 
 
 def shell_lines(text: str) -> list[str]:
-    """The commands in a page's blocks of shell."""
-    blocks = [body for language, body in _FENCE.findall(text) if language in ("sh", "")]
+    """The commands in a page's blocks of shell, continued lines in one."""
+    blocks = [body.replace("\\\n", " ") for name, body in _FENCE.findall(text) if name == "sh"]
     return [line.strip() for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def pdlaunch_commands(text: str) -> list[list[str]]:
+    """What a page's blocks of shell give to pdlaunch."""
+    found = [words for line in shell_lines(text) for words in commands(line)]
+    return [words[1:] for words in found if words[0] == "pdlaunch"]
+
+
+def arguments(words: list[str]) -> dict[str, Any]:
+    """A command line's arguments and options by their names in the code."""
+    command: click.Command = cli
+    rest = list(words)
+    while isinstance(command, click.Group):
+        command = command.commands[rest.pop(0)]
+    return command.make_context(command.name, rest).params
+
+
+def reasons(shipped: Series) -> set[str]:
+    """Why a transfer fails, as labels and logs have it."""
+    return {code.value for code in enumeration(new_file(shipped, WIRE), "FailureCode")}
 
 
 def inline_code(text: str) -> list[str]:
