@@ -38,11 +38,8 @@ demo: $(SET_UP)
 	$(BIN)/pdlaunch ask $(DEMO) "$$(head -c 3000 README.md)" --max-tokens 24 && \
 	$(BIN)/pdlaunch status $(DEMO)
 
-# What starts real engines needs the machine to itself; the rest mostly waits.
 test: $(SET_UP)
-	$(BIN)/python -m pytest -m "not slow and not soak" --ignore tests/e2e --numprocesses 2 \
-	--dist loadfile
-	$(BIN)/python -m pytest -m "not slow and not soak" tests/e2e
+	$(BIN)/python -m pytest -m "not slow and not soak"
 
 test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow
