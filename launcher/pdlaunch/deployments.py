@@ -32,6 +32,16 @@ _STOP_MARGIN_S = 30.0
 State = Literal["starting", "ready", "stopping"]
 
 
+class Event(BaseModel):
+    """Something that happened to a process of a running deployment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    at_unix_s: float
+    process: str
+    what: str
+
+
 class Record(BaseModel):
     """A deployment that was started and not taken down."""
 
@@ -46,6 +56,8 @@ class Record(BaseModel):
     pids: dict[str, int]
     # Of the last hour, by process.
     restarts: dict[str, int]
+    # The last ones, the oldest first.
+    events: tuple[Event, ...] = ()
 
     @property
     def name(self) -> str:

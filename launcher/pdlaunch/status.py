@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import httpx
 
 from pdlaunch import readiness
-from pdlaunch.deployments import Record
+from pdlaunch.deployments import Event, Record
 from pdlaunch.engine_metrics import (
     Failures,
     KvMovement,
@@ -54,6 +54,7 @@ class DeploymentStatus:
     up_s: float
     processes: tuple[ProcessStatus, ...]
     kv: KvMovement
+    events: tuple[Event, ...]
 
 
 async def gather(record: Record) -> DeploymentStatus:
@@ -79,6 +80,7 @@ async def gather(record: Record) -> DeploymentStatus:
         up_s=time.time() - record.started_unix_s,
         processes=processes,
         kv=_movement(plan, metrics),
+        events=record.events,
     )
 
 

@@ -1,4 +1,4 @@
-"""`pdlaunch down`, `status`, `logs`: the rest of a deployment's life."""
+"""`pdlaunch down`, `status`, `logs`, `restart`: the rest of a deployment's life."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, get_args
 
 import click
 
-from pdlaunch import deployments
+from pdlaunch import control, deployments
 from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
+from pdlaunch.control import Wish
 from pdlaunch.engine_metrics import Failures
 from pdlaunch.errors import UsageError
+from pdlaunch.plan import ProcessRole
 from pdlaunch.redaction import redact
 from pdlaunch.status import DeploymentStatus, ProcessStatus, gather
 
 _FOLLOW_EVERY_S = 0.2
+_EVENTS_SHOWN = 10
 
 
 @click.command(
@@ -57,7 +60,10 @@ def status(name: str | None, as_json: bool) -> None:
     records = [deployments.need(name)] if name is not None else deployments.all_records()
     found = [asyncio.run(gather(record)) for record in records]
     if as_json:
-        data = [asdict(each) for each in found]
+        data = [
+            {**asdict(each), "events": [event.model_dump() for event in each.events]}
+            for each in found
+        ]
         terminal.data(json.dumps(data[0] if name is not None else data, indent=2))
         return
     if not found:
@@ -91,6 +97,43 @@ def logs(name: str | None, process: str | None, follow: bool, lines: int | None)
             )
         paths = {process: paths[process]}
     _print_logs(terminal, paths, follow, lines)
+
+
+@click.command(
+    epilog=parameters.examples(
+        "pdlaunch restart tiny-qwen3-2p2d-cpu",
+        "pdlaunch restart tiny-qwen3-2p2d-cpu --role decode",
+        "pdlaunch restart tiny-qwen3-2p2d-cpu --process prefill-1",
+    )
+)
+@parameters.optional_running
+@click.option("--role", type=click.Choice(get_args(ProcessRole)), help="All processes of a role.")
+@click.option("--process", metavar="PROCESS", help="One process, such as decode-1.")
+def restart(name: str | None, role: ProcessRole | None, process: str | None) -> None:
+    """Restart the processes of a deployment, one after the other, while the others serve.
+
+    Where a role has replicas, no request is lost: the router sends nothing more to the engine that
+    goes, its requests end, it restarts, meets its peers, and serves again before the next one goes.
+    Requests that need the only process of a role fail until it is back.
+
+    Ctrl-C leaves the rest as it is; the restart under way is finished.
+    """
+    terminal = Terminal()
+    if role is not None and process is not None:
+        raise UsageError("--role and --process exclude each other", where="--process")
+    record = deployments.need(name)
+    own = record.plan.own
+    chosen = [
+        each.name for each in own if role in (None, each.role) and process in (None, each.name)
+    ]
+    if not chosen:
+        raise UsageError(
+            f"{record.name} has no {process or role} here",
+            where="--process" if process else "--role",
+            next_step=f"one of: {', '.join(each.name for each in own)}",
+        )
+    control.ask(record.name, Wish(processes=tuple(chosen)), terminal)
+    terminal.success(f"{', '.join(chosen)} restarted")
 
 
 def _log_dir(name: str | None) -> Path:
@@ -166,6 +209,11 @@ def _show(terminal: Terminal, status: DeploymentStatus) -> None:
     )
     for line in failure_lines(status.processes):
         terminal.data(line)
+    if status.events:
+        terminal.data("what happened, the last first:")
+    for event in reversed(status.events[-_EVENTS_SHOWN:]):
+        ago_s = time.time() - event.at_unix_s
+        terminal.data(f"  {ago_s:.0f} s ago  {event.process}: {event.what}")
 
 
 def failure_lines(processes: Iterable[ProcessStatus]) -> list[str]:
