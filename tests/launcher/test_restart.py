@@ -60,6 +60,7 @@ def load() -> Iterator[Counter[int]]:
     for thread in threads:
         thread.start()
     try:
+        assert until(lambda: bool(answers))
         yield answers
     finally:
         ended.set()
@@ -76,14 +77,11 @@ def test_a_role_with_replicas_restarts_without_a_failed_request(
     with load() as answers:
         code, _, err = launcher.run("restart", "a", "--role", role)
     assert code == 0, err
-    assert set(answers) == {200} and answers[200] > 5
+    assert set(answers) == {200}
     after = deployments.need("a").pids
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {f"{role}-0", f"{role}-1"}
-    lines = err.splitlines()
-    assert lines.index(f"{role}-0: back in service") < lines.index(
-        f"{role}-1: taking it out of service"
-    )
+    assert err.index(f"{role}-0: back in service") < err.index(f"{role}-1: taking it out")
     assert err.count("2 pairs of prefill and decode connected") == 2
     assert status(launcher)["is_healthy"]
     assert said(launcher, f"{role}-1")[-1] == "back in service"
@@ -156,7 +154,7 @@ def test_the_second_death_is_answered_after_a_wait(launcher: Launcher) -> None:
     began_s = time.monotonic()
     assert until(lambda: deployments.need("a").pids["decode-0"] != first)
     assert time.monotonic() - began_s > 1.5
-    assert "starting decode-0 again in 2 s" in said(launcher, "decode-0")[-2]
+    assert any("starting decode-0 again in 2 s" in what for what in said(launcher, "decode-0"))
 
 
 def test_up_by_the_same_recipe_says_that_it_runs(launcher: Launcher) -> None:
