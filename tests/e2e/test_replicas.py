@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +22,7 @@ from serving import Connection, Deployment, Reference, deployed, pdlaunch
 
 pytestmark = pytest.mark.slow
 REQUESTS = 200
-IN_LOAD = 3
+IN_LOAD = 2
 SETTLED_WITHIN_S = 10.0
 BACK_WITHIN_S = 240.0
 # Every sort of question, and none that takes seconds: four engines share the cores.
@@ -158,7 +157,7 @@ def test_a_role_restarts_under_load_without_a_failed_request(
         print(f"\n{role} restarted: {dict(outcomes.ended)}")
         assert outcomes.failed == []
         assert outcomes.wrong == []
-        assert outcomes.ended["answered"] > 20
+        assert outcomes.ended["answered"] > 10
 
     four.run(work)
     now = four.record()
@@ -175,16 +174,16 @@ def test_a_prefill_and_a_decode_engine_die_under_load(four: Deployment, alone: R
             async with load(connection, alone, f"death of {victim.name}") as outcomes:
                 await asyncio.sleep(3)
                 before = kill(four, victim)
+                until_then = outcomes.ended["answered"]
                 deadline_s = time.monotonic() + BACK_WITHIN_S
-                answered_meanwhile = 0
                 while (back := events(four, victim.name)[-1:]) != ["answers again"]:
                     assert time.monotonic() < deadline_s, back
                     await asyncio.sleep(0.5)
-                    answered_meanwhile = outcomes.ended["answered"]
-            print(f"\n{victim.name} died: {dict(outcomes.ended)}, of them {answered_meanwhile}")
+                meanwhile = outcomes.ended["answered"] - until_then
+            print(f"\n{victim.name} died: {dict(outcomes.ended)}, {meanwhile} answered meanwhile")
             assert outcomes.wrong == []
-            # Some before the death; the other engine of the role goes on meanwhile.
-            assert answered_meanwhile > 20
+            # The other engine of the role goes on.
+            assert meanwhile > 5
             now = four.record()
             assert now.restarts[victim.name] == before.restarts.get(victim.name, 0) + 1
             assert {name for name in now.pids if now.pids[name] != before.pids[name]} == {
@@ -205,5 +204,4 @@ def test_a_prefill_and_a_decode_engine_die_under_load(four: Deployment, alone: R
 
 
 def events(deployment: Deployment, process: str) -> list[str]:
-    found = json.loads(pdlaunch(deployment.state, "status", deployment.plan.name, "--json"))
-    return [each["what"] for each in found["events"] if each["process"] == process]
+    return [each.what for each in deployment.record().events if each.process == process]
