@@ -1,10 +1,11 @@
-"""Restarts processes of a running deployment one after the other, without losing a request where
-another process can stand in. Decides the order of steps; whoever owns the processes takes them.
+"""Restarts a process of a running deployment, without losing a request where another can stand in.
+
+Decides the order of steps; whoever owns the processes takes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import httpx
@@ -41,29 +42,19 @@ class Hands(Protocol):
         """
 
 
-async def roll(
-    plan: DeploymentPlan,
-    processes: Sequence[ProcessPlan],
-    hands: Hands,
-    reporter: Reporter,
-    is_wanted: Callable[[], bool],
+async def restart(
+    plan: DeploymentPlan, process: ProcessPlan, hands: Hands, reporter: Reporter
 ) -> None:
-    """Restart processes by what is planned for them here, which may not be what they run by.
+    """Restart one process by what is planned for it here, which may not be what it runs by.
 
     Args:
         plan: the deployment as it runs.
-        is_wanted: asked before each; what is under way is always finished.
 
     Raises:
-        PdError: one did not come back, the others are left as they were; or its only stand-in does
-            not serve.
+        PdError: it did not come back; or its only stand-in does not serve, and it was left alone.
     """
     async with httpx.AsyncClient() as client:
-        for process in processes:
-            if not is_wanted():
-                reporter.warning(f"nobody waits any more: {process.name} is left as it is")
-                return
-            await _restart(plan, process, hands, reporter, client)
+        await _restart(plan, process, hands, reporter, client)
 
 
 async def _restart(
@@ -91,6 +82,7 @@ async def _restart(
             await warm_start.introduce(plan, client, reporter, only=process.name)
     except PdError:
         if process == running:
+            say("did not come back into service")
             raise
         say("did not come back by the new plan; starting it by the old one")
         await hands.end(process.name)

@@ -104,8 +104,9 @@ class _Supervisor:
         self._is_ready = False
         self._deaths_s: dict[str, list[float]] = {}
         self._recoveries: dict[str, asyncio.Task[None]] = {}
-        # What died and is not started again yet, or never will be.
+        # What died and is not started again yet; of that, what nobody will start unless told to.
         self._dead: set[str] = set()
+        self._left_dead: set[str] = set()
         # What a restart has in hand: its deaths are no surprise.
         self._in_hand: set[str] = set()
         self._one_roll = asyncio.Lock()
@@ -211,9 +212,12 @@ class _Supervisor:
             self._deaths_s[death.name] = [*restart_policy.within_an_hour(earlier_s, now_s), now_s]
             then = f"starting {death.name} again" + (f" in {wait_s:.0f} s" if wait_s else "")
             self._recoveries[death.name] = asyncio.create_task(self._recover(plan, wait_s))
-        elif all(each.name in self._dead for each in self._plan.own if each.role == plan.role):
-            raise death.error()
         else:
+            self._left_dead.add(death.name)
+            if self._left_dead.issuperset(
+                each.name for each in self._plan.own if each.role == plan.role
+            ):
+                raise death.error()
             then = f"leaving {death.name} dead: {plan.role}.restart says so"
         self._reporter.warning(f"{death.error()}\n  {then}")
         self.say(death.name, f"{death.how_it_ended}; {then}")
@@ -234,18 +238,20 @@ class _Supervisor:
             )
         async with self._one_roll:
             planned = {each.name: each for each in (wish.plan or self._plan).own}
-            processes = [planned[name] for name in wish.processes]
             for name in wish.processes:
-                # What waits to be started again is started by the roll.
-                if recovery := self._recoveries.pop(name, None):
-                    recovery.cancel()
-                    await asyncio.gather(recovery, return_exceptions=True)
+                if not is_wanted():
+                    reporter.warning(f"nobody waits any more: {name} is left as it is")
+                    return
                 self._in_hand.add(name)
-            try:
-                await rolling.roll(self._plan, processes, self, reporter, is_wanted)
-            finally:
-                self._in_hand.clear()
-            if wish.plan is not None and is_wanted():
+                try:
+                    # What waits to be started again is started here.
+                    if recovery := self._recoveries.pop(name, None):
+                        recovery.cancel()
+                        await asyncio.gather(recovery, return_exceptions=True)
+                    await rolling.restart(self._plan, planned[name], self, reporter)
+                finally:
+                    self._in_hand.discard(name)
+            if wish.plan is not None:
                 self._plan = wish.plan
                 self._record("ready")
 
@@ -262,6 +268,7 @@ class _Supervisor:
         """Start a process that has ended."""
         await _to_its_end(self._backend.restart, process)
         self._dead.discard(process.name)
+        self._left_dead.discard(process.name)
         self._record("ready")
 
     def keep(self, process: ProcessPlan) -> None:
