@@ -274,6 +274,8 @@ class _Planner:
             url=url(reached_at, port),
             port=port,
             metrics_port=metrics_port,
+            # Its /health fails while any engine's does, which another engine may make good.
+            health_path="/readiness",
         )
 
     def _engine_process(self, role: Role, replica: int) -> ProcessPlan:

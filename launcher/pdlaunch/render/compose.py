@@ -52,7 +52,7 @@ def documents(recipe: Recipe, plan: DeploymentPlan) -> tuple[Document, ...]:
             # It would wait for them itself, but not as long as a model may take to load.
             waits_for = {each.name: {"condition": "service_healthy"} for each in plan.engines}
             service["depends_on"] = waits_for
-            service["healthcheck"] = _healthcheck(f"{process.url}/readiness", 60)
+            service["healthcheck"] = _healthcheck(process.health_url, 60)
         else:
             service["healthcheck"] = _healthcheck(process.health_url, plan.ready_s)
         services[process.name] = service
