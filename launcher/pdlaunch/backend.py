@@ -35,11 +35,14 @@ class Backend(Protocol):
     def start(self, process: ProcessPlan) -> None:
         """Start it; raises a PdError where that cannot be."""
 
-    def restart(self, name: str) -> None:
-        """Start what died again; its log goes on."""
+    def restart(self, process: ProcessPlan) -> None:
+        """Start what died or was ended again, maybe by another plan; its log goes on."""
+
+    def end(self, name: str, stop_s: float) -> None:
+        """End one, politely first, which is no death; it may be started again."""
 
     def deaths(self) -> list[Death]:
-        """What has ended, which none may before `stop`. Returns at once."""
+        """What has ended, which none may before `stop` or `end`. Returns at once."""
 
     async def stop(self, stop_s: float, in_a_hurry: Callable[[], bool]) -> list[str]:
         """End all of it, politely first; what would not go even so, in words."""

@@ -22,15 +22,19 @@ class Death:
     # Where the code does not tell.
     how: str | None = None
 
-    def error(self) -> PdError:
+    @property
+    def how_it_ended(self) -> str:
         how = self.how or (
             f"was killed by {signal.Signals(-self.code).name}"
             if self.code < 0
             else f"exited with code {self.code}"
         )
+        return f"{how} after {self.lived_s:.0f} s"
+
+    def error(self) -> PdError:
         lines = [f"  | {line}" for line in telling_lines(self.log)]
         return PdError(
-            "\n".join([f"{self.name} {how} after {self.lived_s:.0f} s", *lines]),
+            "\n".join([f"{self.name} {self.how_it_ended}", *lines]),
             where=str(self.log),
             next_step=f"read the whole log: less {self.log}",
             exit_code=128 - self.code if self.code < 0 else self.code or 1,

@@ -33,6 +33,16 @@ _STOP_MARGIN_S = 30.0
 State = Literal["starting", "ready", "stopping"]
 
 
+class Event(BaseModel):
+    """Something that happened to a process of a running deployment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    at_unix_s: float
+    process: str
+    what: str
+
+
 class Record(BaseModel):
     """A deployment that was started and not taken down."""
 
@@ -49,6 +59,8 @@ class Record(BaseModel):
     restarts: dict[str, int]
     # What engines of this machine's launch said at their last start, by process.
     transports: dict[str, Transport] = {}
+    # The last ones, the oldest first.
+    events: tuple[Event, ...] = ()
 
     @property
     def name(self) -> str:

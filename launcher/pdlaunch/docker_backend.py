@@ -40,6 +40,7 @@ class _Child:
     log: Path
     started_s: float = field(default_factory=time.monotonic)
     death: Death | None = None
+    is_to_end: bool = False
 
 
 class DockerBackend:
@@ -79,21 +80,38 @@ class DockerBackend:
             log.chmod(0o600)
         self._start(process, log)
 
-    def restart(self, name: str) -> None:
-        """Start a container that died anew, with nothing of the old one; its log goes on."""
-        child = self._children[name]
+    def restart(self, process: ProcessPlan) -> None:
+        """Start a container anew that has ended, with nothing of the old one; its log goes on."""
+        child = self._children[process.name]
         client = self._client(child.container)
         with (
             explained(f"cannot remove {child.container.name}", child.container.endpoint),
             suppress(NotFound),
         ):
             client.remove_container(child.id, force=True, v=True)
-        self._start(child.plan, child.log)
+        self._start(process, child.log)
+
+    def end(self, name: str, stop_s: float) -> None:
+        """End one container and remove it."""
+        child = self._children[name]
+        child.is_to_end = True
+        client = self._client(child.container)
+        kill_at_s = time.monotonic() + stop_s
+        with (
+            explained(f"cannot end {child.container.name}", child.container.endpoint),
+            # It may end, or be removed, at any moment.
+            suppress(NotFound),
+        ):
+            if child.death is None:
+                client.kill(child.id, "SIGTERM")
+            while child.death is None and time.monotonic() < kill_at_s:
+                time.sleep(_POLL_S)
+            client.remove_container(child.id, force=True, v=True)
 
     def deaths(self) -> list[Death]:
-        """Containers that have ended, which none may before `stop`."""
-        deaths = (child.death for child in self._children.values())
-        return [death for death in deaths if death is not None]
+        """Containers that have ended, which none may before `stop` or `end`."""
+        children = [child for child in self._children.values() if not child.is_to_end]
+        return [child.death for child in children if child.death is not None]
 
     async def stop(self, stop_s: float, in_a_hurry: Callable[[], bool]) -> list[str]:
         """End all containers, politely first, and remove them; what would not go."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 ProcessRole = Literal["prefill", "decode", "router"]
 TransferMode = Literal["push", "pull", "push-upstream"]
@@ -13,6 +13,15 @@ TransferMode = Literal["push", "pull", "push-upstream"]
 
 class _Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class RestartPolicy(_Plan):
+    """When a process that died in a running deployment is started again."""
+
+    policy: Literal["always", "on-failure", "never"] = "always"
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+    max_per_hour: int = 4
 
 
 class Mount(_Plan):
@@ -63,6 +72,8 @@ class ProcessPlan(_Plan):
     port: int
     side_channel_port: int | None = None
     metrics_port: int | None = None
+    # Where it tells its health to us; routers ask /health.
+    health_path: str = "/health"
     cores: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     # By which an engine is to move KV.
@@ -76,7 +87,7 @@ class ProcessPlan(_Plan):
 
     @property
     def health_url(self) -> str:
-        return f"{self.url}/health"
+        return f"{self.url}{self.health_path}"
 
 
 class DeploymentPlan(_Plan):
@@ -93,9 +104,13 @@ class DeploymentPlan(_Plan):
     ready_s: float
     request_s: float
     stop_s: float
-    restarts_per_hour: int
+    drain_s: float
+    # By role.
+    restart: Mapping[ProcessRole, RestartPolicy]
     notes: tuple[str, ...]
     only: ProcessRole | None = None
+    # What it was made from, for whoever compares: every key with its value.
+    recipe: Mapping[str, JsonValue] = {}
     # Where the engines stamp the life of each transfer, if they do.
     trace_folder: str | None = None
 

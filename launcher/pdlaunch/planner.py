@@ -7,13 +7,13 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import JsonValue
 
 from pdlaunch.engine import Engine
 from pdlaunch.errors import UsageError
-from pdlaunch.plan import DeploymentPlan, ProcessPlan
+from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole, RestartPolicy
 from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection
 from pdlaunch.recipe_checks import ROLES, Role, is_loopback, named_ports, workers_per_engine
 from pdlaunch.trace import SETTING as TRACE_SETTING
@@ -33,15 +33,15 @@ FIXED_PORTS: Mapping[tuple[str, str], int] = {
     ("router", "metrics_port"): 29000,
 }
 
-# The router's own defaults would see a dead or returned engine after minutes, and would look for
-# its workers at start every 30 s.
+# The router sends every other request to a dead engine until three checks of its health have
+# failed; by its own defaults, for minutes. At start it would look for its workers every 30 s.
 ROUTER_ARGS: Mapping[str, JsonValue] = {
     "worker-startup-check-interval": 1,
-    "health-check-interval-secs": 5,
+    "health-check-interval-secs": 1,
 }
 
-# The router keeps connections longer than vLLM's 5 s, and asks for health every 5 s: a request on
-# one that the engine is just closing is lost, and sent again one leg after the other.
+# The router keeps connections longer than vLLM's 5 s, and asks for health all the time: a request
+# on one that the engine is just closing is lost, and sent again one leg after the other.
 KEEP_ALIVE_S = 120
 
 # Asked every few seconds by the router; a log of nothing else tells nothing.
@@ -129,7 +129,11 @@ def plan(
         ready_s=recipe.timeouts.ready_s,
         request_s=recipe.timeouts.request_s,
         stop_s=recipe.timeouts.stop_s,
-        restarts_per_hour=recipe.restarts_per_hour,
+        drain_s=recipe.timeouts.drain_s,
+        restart={
+            role: RestartPolicy.model_validate(recipe.restart(role).model_dump())
+            for role in get_args(ProcessRole)
+        },
         notes=tuple(planner.notes),
         trace_folder=_trace_folder(recipe.transfer),
     )
@@ -271,6 +275,8 @@ class _Planner:
             url=url(reached_at, port),
             port=port,
             metrics_port=metrics_port,
+            # Its /health fails while any engine's does, which another engine may make good.
+            health_path="/readiness",
         )
 
     def _engine_process(self, role: Role, replica: int) -> ProcessPlan:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
+from dataclasses import replace
 
-from pdlaunch import backend, containers, deployments, engine, hosts, models, trace
+from pdlaunch import backend, containers, deployments, draining, engine, hosts, models, trace
 from pdlaunch.console import Reporter
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole
@@ -13,13 +15,27 @@ from pdlaunch.recipe import SSH, Recipe, is_path
 from pdlaunch.recipe_loader import Loaded
 
 
-def planned(loaded: Loaded, only: ProcessRole | None, *, is_traced: bool = False) -> DeploymentPlan:
-    """The plan of a recipe on this machine, without building or fetching anything."""
+def planned(
+    loaded: Loaded,
+    only: ProcessRole | None,
+    *,
+    is_traced: bool = False,
+    running: DeploymentPlan | None = None,
+) -> DeploymentPlan:
+    """The plan of a recipe on this machine, without building or fetching anything.
+
+    Args:
+        running: what runs by an older recipe; processes that are to run as they do come out equal.
+    """
     recipe = _traced(loaded.recipe) if is_traced else loaded.recipe
     if only is not None:
         # Roles of one deployment may share a machine, and each has a life of its own.
         recipe = recipe.model_copy(update={"name": f"{recipe.name}-{only}"})
-    facts = hosts.facts_for(recipe, secrets.token_hex(4))
+    if running is None:
+        facts = hosts.facts_for(recipe, secrets.token_hex(4))
+    else:
+        facts = hosts.facts_for(recipe, running.launch_id)
+        facts = replace(facts, free_ports=(*_ports_of(running), *facts.free_ports))
     own = engine.planned(recipe.engine.variant)
     if recipe.backend == "docker":
         made = plan(recipe, facts, containers.in_image(own), planned_model(recipe))
@@ -33,7 +49,21 @@ def planned(loaded: Loaded, only: ProcessRole | None, *, is_traced: bool = False
         )
     else:
         made = plan(recipe, facts, own, planned_model(recipe))
-    return made.model_copy(update={"only": only, "notes": (*loaded.notes, *made.notes)})
+    return draining.drainable(made).model_copy(
+        update={
+            "only": only,
+            "notes": (*loaded.notes, *made.notes),
+            "recipe": recipe.model_dump(mode="json"),
+        }
+    )
+
+
+def _ports_of(running: DeploymentPlan) -> Iterator[int]:
+    """Its ports in the order in which a planner takes free ones; it passes over named ones."""
+    for process in running.processes:
+        for port in (process.port, process.side_channel_port, process.metrics_port):
+            if port is not None:
+                yield port
 
 
 def _traced(recipe: Recipe) -> Recipe:
@@ -50,10 +80,7 @@ def _traced(recipe: Recipe) -> Recipe:
 
 
 def check_startable(made: DeploymentPlan) -> None:
-    """Raise where a deployment is up already, or belongs to other hosts."""
-    record = deployments.read(made.name)
-    if record is not None and record.supervisor() is not None:
-        raise deployments.already_up(made.name)
+    """Raise where a deployment belongs to other hosts."""
     elsewhere = [process for process in made.own if not _can_start(process)]
     if elsewhere:
         process = elsewhere[0]

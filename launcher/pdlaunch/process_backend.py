@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +31,7 @@ class _Child:
     popen: subprocess.Popen[bytes]
     log: Path
     started_s: float
+    is_to_end: bool = False
 
 
 class ProcessBackend:
@@ -69,10 +70,21 @@ class ProcessBackend:
         """Start one process in a session of its own, its output in a log file."""
         self._start(process, "wb")
 
-    def restart(self, name: str) -> None:
-        """Start a process that died again, after what it left; its log goes on."""
+    def restart(self, process: ProcessPlan) -> None:
+        """Start a process again that has ended, after what it left; its log goes on."""
+        leftovers.kill(self._launch_id, process.name)
+        self._start(process, "ab")
+
+    def end(self, name: str, stop_s: float) -> None:
+        """End one process and all that it started."""
+        child = self._children[name]
+        self._children[name] = replace(child, is_to_end=True)
+        with suppress(ProcessLookupError):
+            child.popen.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            child.popen.wait(timeout=stop_s)
         leftovers.kill(self._launch_id, name)
-        self._start(self._children[name].plan, "ab")
+        child.popen.wait()
 
     def _start(self, process: ProcessPlan, log_mode: Literal["wb", "ab"]) -> None:
         log = self._log_dir / process.log_name
@@ -98,12 +110,12 @@ class ProcessBackend:
         self._children[process.name] = _Child(process, popen, log, time.monotonic())
 
     def deaths(self) -> list[Death]:
-        """Processes that have ended, which none may before `stop`."""
+        """Processes that have ended, which none may before `stop` or `end`."""
         self._note_new_shared_memory()
         return [
             Death(name, code, child.log, time.monotonic() - child.started_s)
             for name, child in self._children.items()
-            if (code := child.popen.poll()) is not None
+            if not child.is_to_end and (code := child.popen.poll()) is not None
         ]
 
     async def stop(self, stop_s: float, in_a_hurry: Callable[[], bool]) -> list[str]:

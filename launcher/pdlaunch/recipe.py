@@ -27,6 +27,8 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 # What OpenSSH and the Docker SDK take alike.
 _SSH_ENDPOINT = re.compile(r"ssh://([\w.-]+@)?[\w.-]+(:\d+)?", re.ASCII)
 
+RestartWhen = Literal["always", "on-failure", "never"]
+
 EngineVariant = Literal["cpu", "cuda", "neuron"]
 # What the images of the vllm-neuron plugin carry. The patch series does not apply to it.
 NEURON_VLLM_VERSION = "0.21"
@@ -252,6 +254,31 @@ class TransferSection(Section):
         return value
 
 
+class RestartSection(Section):
+    """What follows when a process dies in a running deployment."""
+
+    policy: RestartWhen = Field(
+        default="always",
+        description="always: start it again. on-failure: unless it ended with exit code 0. never: "
+        "leave it.",
+    )
+    backoff_s: Seconds = Field(
+        default=1.0,
+        description="Seconds before a start after the second death within an hour, each death "
+        "twice as long; after the first it is started at once.",
+        examples=[5],
+    )
+    max_backoff_s: Seconds = Field(
+        default=60.0, description="Seconds that the wait grows to at most.", examples=[300]
+    )
+    max_per_hour: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="How often it is started again within an hour. null: the recipe's "
+        "restarts_per_hour.",
+        examples=[10],
+    )
+
+
 class RoleSection(Section):
     """One role's engines: as many as `replicas`, all alike."""
 
@@ -333,6 +360,7 @@ class RoleSection(Section):
         description="Environment of this role, over engine.env.",
         examples=[{"UCX_LOG_LEVEL": "warn"}],
     )
+    restart: RestartSection = Field(default_factory=RestartSection)
 
     @property
     def address(self) -> str:
@@ -391,6 +419,7 @@ class RouterSection(Section):
         description="Environment of the router's process.",
         examples=[{"RUST_BACKTRACE": "1"}],
     )
+    restart: RestartSection = Field(default_factory=RestartSection)
 
     @property
     def address(self) -> str:
@@ -415,6 +444,12 @@ class TimeoutsSection(Section):
         default=30.0,
         description="Seconds from asking a process to stop until it is killed.",
         examples=[60],
+    )
+    drain_s: Seconds = Field(
+        default=600.0,
+        description="Seconds that a rolling restart waits for the requests of an engine to end, "
+        "before it ends them.",
+        examples=[3600],
     )
 
 
@@ -450,7 +485,8 @@ class Recipe(Section):
     restarts_per_hour: Annotated[int, Field(ge=0)] = Field(
         default=4,
         description="How often a process that dies in a running deployment is started again within "
-        "an hour. One death more takes the deployment down; 0: the first does.",
+        "an hour; a role's restart.max_per_hour goes before. What dies once more stays down; where "
+        "it is the last of its role, that takes the deployment down.",
         examples=[4],
     )
     backend: Backend = Field(
@@ -478,6 +514,13 @@ class Recipe(Section):
 
     def role(self, role: Literal["prefill", "decode"]) -> RoleSection:
         return self.prefill if role == "prefill" else self.decode
+
+    def restart(self, role: Literal["prefill", "decode", "router"]) -> RestartSection:
+        """How a role's processes are started again, with nothing left open."""
+        section = self.router.restart if role == "router" else self.role(role).restart
+        if section.max_per_hour is not None:
+            return section
+        return section.model_copy(update={"max_per_hour": self.restarts_per_hour})
 
 
 def is_path(model: str) -> bool:

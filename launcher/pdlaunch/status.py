@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from pdlaunch import readiness, transport
-from pdlaunch.deployments import Record
+from pdlaunch.deployments import Event, Record
 from pdlaunch.engine_metrics import (
     Failures,
     KvMovement,
@@ -64,6 +64,7 @@ class DeploymentStatus:
     up_s: float
     processes: tuple[ProcessStatus, ...]
     kv: KvMovement
+    events: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def summary(record: Record, seen: Look) -> DeploymentStatus:
         up_s=time.time() - record.started_unix_s,
         processes=tuple(_process(process, record, seen) for process in plan.processes),
         kv=_movement(plan, seen.metrics),
+        events=record.events,
     )
 
 

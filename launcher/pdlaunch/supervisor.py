@@ -14,23 +14,36 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import ParamSpec
 
 import httpx
 import psutil
 
-from pdlaunch import backend, deployments, readiness, trace, transport, warm_start
+from pdlaunch import (
+    backend,
+    control,
+    deployments,
+    readiness,
+    restart_policy,
+    rolling,
+    trace,
+    transport,
+    warm_start,
+)
 from pdlaunch.console import Reporter
+from pdlaunch.control import Wish
 from pdlaunch.death import Death
-from pdlaunch.deployments import Record, State
-from pdlaunch.errors import Interrupted, PdError
+from pdlaunch.deployments import Event, Record, State
+from pdlaunch.errors import Interrupted, PdError, UsageError
 from pdlaunch.guardian import Guardian
 from pdlaunch.logs import doing
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
 
+_P = ParamSpec("_P")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WATCH_EVERY_S = 0.1
 _DEATH_EXPLAINS_S = 5.0
-_HOUR_S = 3600.0
+_EVENTS_KEPT = 50
 
 
 class Signals:
@@ -90,11 +103,18 @@ class _Supervisor:
         self._backend = backend.of(plan, deployments.log_dir(plan.name))
         self._started_unix_s = time.time()
         self._is_ready = False
-        self._restarts_s: dict[str, list[float]] = {}
+        self._deaths_s: dict[str, list[float]] = {}
         self._recoveries: dict[str, asyncio.Task[None]] = {}
         self._transports: dict[str, transport.Transport] = {}
         # A log goes on after a restart: where in it a process's present life begins.
         self._born_byte: dict[str, int] = {}
+        # What died and is not started again yet; of that, what nobody will start unless told to.
+        self._dead: set[str] = set()
+        self._left_dead: set[str] = set()
+        # What a restart has in hand: its deaths are no surprise.
+        self._in_hand: set[str] = set()
+        self._one_roll = asyncio.Lock()
+        self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         guardian = Guardian(self._plan.launch_id, self._plan.endpoints)
@@ -127,10 +147,11 @@ class _Supervisor:
             if watching.done():
                 watching.result()
             starting.result()
-            self._is_ready = True
-            self._record("ready")
-            on_ready()
-            await watching
+            async with control.listening(self._plan.name, self._do):
+                self._is_ready = True
+                self._record("ready")
+                on_ready()
+                await watching
         finally:
             tasks = (watching, starting, *self._recoveries.values())
             for task in tasks:
@@ -175,31 +196,44 @@ class _Supervisor:
             if number is not None:
                 raise Interrupted(number)
             for death in self._backend.deaths():
-                await self._answer(death)
+                if death.name not in self._dead | self._in_hand:
+                    self._answer(death)
+            for task in [task for task in self._recoveries.values() if task.done()]:
+                task.result()
             await asyncio.sleep(_WATCH_EVERY_S)
 
-    async def _answer(self, death: Death) -> None:
-        """Start a process again that died in a running deployment; what dies too often ends it."""
-        now_s = time.monotonic()
-        recent = [at for at in self._restarts_s.get(death.name, ()) if now_s - at < _HOUR_S]
-        if not self._is_ready or len(recent) >= self._plan.restarts_per_hour:
+    def _answer(self, death: Death) -> None:
+        """Start a process again that died in a running deployment, or leave it, or end it all."""
+        if not self._is_ready:
             raise death.error()
-        self._restarts_s[death.name] = [*recent, now_s]
-        if death.name in self._recoveries:
-            self._recoveries.pop(death.name).cancel()
-        self._reporter.warning(f"{death.error()}\n  starting {death.name} again")
-        self._transports.pop(death.name, None)
-        self._born_byte[death.name] = death.log.stat().st_size if death.log.exists() else 0
-        await asyncio.to_thread(self._backend.restart, death.name)
-        self._record("ready")
-        again = [process for process in self._plan.own if process.name == death.name]
-        self._recoveries[death.name] = asyncio.create_task(self._recover(again))
+        plan = self._process(death.name)
+        now_s = time.monotonic()
+        earlier_s = self._deaths_s.get(death.name, [])
+        wait_s = restart_policy.wait_s(self._plan.restart[plan.role], death.code, earlier_s, now_s)
+        if recovery := self._recoveries.pop(death.name, None):
+            recovery.cancel()
+        self._dead.add(death.name)
+        if wait_s is not None:
+            self._deaths_s[death.name] = [*restart_policy.within_an_hour(earlier_s, now_s), now_s]
+            then = f"starting {death.name} again" + (f" in {wait_s:.0f} s" if wait_s else "")
+            self._recoveries[death.name] = asyncio.create_task(self._recover(plan, wait_s))
+        else:
+            self._left_dead.add(death.name)
+            if self._left_dead.issuperset(
+                each.name for each in self._plan.own if each.role == plan.role
+            ):
+                raise death.error()
+            then = f"leaving {death.name} dead: {plan.role}.restart says so"
+        self._reporter.warning(f"{death.error()}\n  {then}")
+        self.say(death.name, f"{death.how_it_ended}; {then}")
 
-    async def _recover(self, processes: Sequence[ProcessPlan]) -> None:
+    async def _recover(self, process: ProcessPlan, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        await self.start(process)
         async with httpx.AsyncClient() as client:
-            await readiness.wait_until_healthy(processes, self._reporter, self._doing, client)
-        self._read_transports(processes)
-        self._record("ready")
+            await readiness.wait_until_healthy((process,), self._reporter, self._doing, client)
+        self._read_transports((process,))
+        self.say(process.name, "answers again")
 
     def _read_transports(self, processes: Iterable[ProcessPlan]) -> None:
         """Note and tell by what engines that are up move KV, and warn where it is not as asked."""
@@ -213,6 +247,90 @@ class _Supervisor:
             for doubt in transport.doubts(engine, seen):
                 self._reporter.warning(doubt)
 
+    async def _do(self, wish: Wish, reporter: Reporter, is_wanted: Callable[[], bool]) -> None:
+        """Restart what somebody wishes to be restarted."""
+        if self._one_roll.locked():
+            raise UsageError(
+                f"a restart of {self._plan.name} is under way",
+                next_step=f"wait for its end: pdlaunch status {self._plan.name}",
+            )
+        async with self._one_roll:
+            planned = {each.name: each for each in (wish.plan or self._plan).own}
+            for name in wish.processes:
+                if not is_wanted():
+                    reporter.warning(f"nobody waits any more: {name} is left as it is")
+                    return
+                self._in_hand.add(name)
+                try:
+                    # What waits to be started again is started here.
+                    if recovery := self._recoveries.pop(name, None):
+                        recovery.cancel()
+                        await asyncio.gather(recovery, return_exceptions=True)
+                    await rolling.restart(self._plan, planned[name], self, reporter)
+                finally:
+                    self._in_hand.discard(name)
+            if wish.plan is not None:
+                self._plan = wish.plan
+                self._record("ready")
+
+    def say(self, process: str, what: str) -> None:
+        """Note what happens to a process, for whoever asks for its status."""
+        self._events.append(Event(at_unix_s=time.time(), process=process, what=what))
+        self._record("ready")
+
+    async def end(self, process: str) -> None:
+        """End a process; that is no death."""
+        await _to_its_end(self._backend.end, process, self._plan.stop_s)
+
+    async def start(self, process: ProcessPlan) -> None:
+        """Start a process that has ended."""
+        self._transports.pop(process.name, None)
+        log = self._backend.log(process.name)
+        self._born_byte[process.name] = log.stat().st_size if log.exists() else 0
+        await _to_its_end(self._backend.restart, process)
+        self._dead.discard(process.name)
+        self._left_dead.discard(process.name)
+        self._record("ready")
+
+    def keep(self, process: ProcessPlan) -> None:
+        """A process runs by this plan from now on."""
+        now = (process if each.name == process.name else each for each in self._plan.processes)
+        self._plan = self._plan.model_copy(update={"processes": tuple(now)})
+        self._record("ready")
+
+    async def healthy(self, process: ProcessPlan) -> None:
+        """Return when a process that was started answers.
+
+        Raises:
+            PdError: it died, or takes too long.
+        """
+        async with httpx.AsyncClient() as client:
+            waiting = asyncio.create_task(
+                readiness.wait_until_healthy((process,), self._reporter, self._doing, client)
+            )
+            try:
+                async with asyncio.timeout(self._plan.ready_s):
+                    while not waiting.done():
+                        for death in self._backend.deaths():
+                            if death.name == process.name:
+                                raise death.error()
+                        await asyncio.wait((waiting,), timeout=_WATCH_EVERY_S)
+                waiting.result()
+                self._read_transports((process,))
+            except TimeoutError:
+                raise PdError(
+                    f"{process.name} is not ready after {self._plan.ready_s:.0f} s",
+                    where=str(self._backend.log(process.name)),
+                    next_step="if it was still loading, raise timeouts.ready_s",
+                ) from None
+            finally:
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+
+    def _process(self, name: str) -> ProcessPlan:
+        (found,) = (process for process in self._plan.processes if process.name == name)
+        return found
+
     def _record(self, state: State) -> None:
         deployments.write(
             Record(
@@ -222,7 +340,18 @@ class _Supervisor:
                 supervisor_created_s=psutil.Process().create_time(),
                 started_unix_s=self._started_unix_s,
                 pids=dict(self._backend.pids),
-                restarts={name: len(times) for name, times in self._restarts_s.items()},
+                restarts={name: len(times) for name, times in self._deaths_s.items()},
                 transports=dict(self._transports),
+                events=tuple(self._events),
             )
         )
+
+
+async def _to_its_end(work: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    """Run it in a thread, which nobody can interrupt: nothing may start behind a stop's back."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise

@@ -31,8 +31,17 @@ _PREFILL_ONLY = {"do_remote_decode": True, "do_remote_prefill": False}
 Pair = tuple[ProcessPlan, ProcessPlan]
 
 
-async def introduce(plan: DeploymentPlan, client: httpx.AsyncClient, reporter: Reporter) -> None:
+async def introduce(
+    plan: DeploymentPlan,
+    client: httpx.AsyncClient,
+    reporter: Reporter,
+    *,
+    only: str | None = None,
+) -> None:
     """Have every prefill engine hand one prompt over to every decode engine.
+
+    Args:
+        only: the engine that is new; engines that do not answer are left out then.
 
     Raises:
         PdError: a pair could not; names every pair of its round that could not, which engine
@@ -40,7 +49,8 @@ async def introduce(plan: DeploymentPlan, client: httpx.AsyncClient, reporter: R
     """
     started_s = time.monotonic()
     count = 0
-    for pairs in rounds(plan.of_role("prefill"), plan.of_role("decode")):
+    for everybody in rounds(plan.of_role("prefill"), plan.of_role("decode")):
+        pairs = everybody if only is None else await _with(only, everybody, client)
         results = await asyncio.gather(
             *(_introduce(plan, pair, client) for pair in pairs), return_exceptions=True
         )
@@ -69,6 +79,16 @@ def rounds(
             for i in range(len(prefill))
             if (j := (i + shift) % longest) < len(decode)
         ]
+
+
+async def _with(name: str, pairs: list[Pair], client: httpx.AsyncClient) -> list[Pair]:
+    """Those of the pairs that have this engine, and an answer from the other."""
+    found = []
+    for pair in pairs:
+        others = [each for each in pair if each.name != name]
+        if len(others) == 1 and all(await readiness.is_healthy(client, others)):
+            found.append(pair)
+    return found
 
 
 async def _introduce(plan: DeploymentPlan, pair: Pair, client: httpx.AsyncClient) -> None:

@@ -8,6 +8,7 @@ FAKE_ENGINE in the environment makes it misbehave: words separated by blanks.
     fails          counts transfers that have failed
     close_call     prefers its tokens by less than rounding changes
     slow_decode    answers only a second after it has counted
+    slow=SECONDS   takes so long for a request
     orphan         leaves a child in a session of its own, and shared memory, behind
     nixl=BACKEND   moves KV over this, whatever it was told
 """
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -56,7 +58,12 @@ words = [word.partition("=") for word in os.environ.get("FAKE_ENGINE", "").split
 quirks = {name: value for name, _, value in words}
 flags = [(argv[i], argv[i + 1]) for i in range(len(argv) - 1)]
 one = dict(flags)
-counts = {"bytes": 0, "transfers": 0, "prompts": 0}
+counts = {"bytes": 0, "transfers": 0, "prompts": 0, "running": 0}
+is_drained = "PDLAUNCH_STARTS_DRAINED" in os.environ
+# The router's: by role, who is asked next; by address, how many requests it has.
+turns: dict[str, int] = {}
+loads: dict[str, int] = {}
+lock = threading.Lock()
 
 
 def serve() -> None:
@@ -96,19 +103,35 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
+            self.reply(503 if "mute" in quirks or is_drained else 200, "")
+        elif self.path == "/pdlaunch/health":
             self.reply(503 if "mute" in quirks else 200, "")
+        elif self.path == "/workers":
+            self.reply(200, json.dumps({"workers": list(workers())}))
         else:
             self.reply(200, metrics())
 
     def do_POST(self) -> None:
+        global is_drained
+        if self.path.startswith("/pdlaunch/"):
+            is_drained = self.path == "/pdlaunch/drain"
+            self.reply(200, "")
+            return
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if program == "vllm-router":
-            for flag in ("--prefill", "--decode"):
-                url = next(value for name, value in flags if name == flag)
-                with urlopen(Request(url + self.path, data=body, method="POST")) as response:
-                    text = response.read().decode()
+            try:
+                for flag in ("--prefill", "--decode"):
+                    text = forward(flag, self.path, body)
+            except OSError as error:
+                self.reply(503, str(error))
+                return
         else:
+            with lock:
+                counts["running"] += 1
             count()
+            time.sleep(float(quirks.get("slow", 0)))
+            with lock:
+                counts["running"] -= 1
             if "slow_decode" in quirks and '"kv_consumer"' in one.get("--kv-transfer-config", ""):
                 time.sleep(1)
             stamp()
@@ -120,6 +143,43 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())
+
+
+def workers() -> Iterator[dict]:
+    """What a router knows: as if it looked at each engine's health all the time."""
+    for name, url in flags:
+        if name in ("--prefill", "--decode"):
+            try:
+                with urlopen(f"{url}/health", timeout=5):
+                    is_healthy = True
+            except OSError:
+                is_healthy = False
+            yield {
+                "url": url,
+                "worker_type": name.strip("-"),
+                "is_healthy": is_healthy,
+                "load": loads.get(url, 0),
+            }
+
+
+def forward(flag: str, path: str, body: bytes) -> str:
+    """Send a request to the next healthy engine of a role."""
+    with lock:
+        role = flag.strip("-")
+        healthy = [
+            each["url"] for each in workers() if each["worker_type"] == role and each["is_healthy"]
+        ]
+        if not healthy:
+            raise OSError(f"no healthy {role}")
+        turns[role] = turns.get(role, 0) + 1
+        url = healthy[turns[role] % len(healthy)]
+        loads[url] = loads.get(url, 0) + 1
+    try:
+        with urlopen(Request(url + path, data=body, method="POST")) as response:
+            return response.read().decode()
+    finally:
+        with lock:
+            loads[url] -= 1
 
 
 def count() -> None:
@@ -173,7 +233,9 @@ def metrics() -> str:
     mover = bool(config) and is_prefill == is_push
     lines = [
         "# TYPE vllm:kv_cache_usage_perc gauge",
-        'vllm:kv_cache_usage_perc{engine="0"} 0.25',
+        f'vllm:kv_cache_usage_perc{{engine="0"}} {0.25 if counts["running"] else 0}',
+        "# TYPE vllm:num_requests_running gauge",
+        f'vllm:num_requests_running{{engine="0"}} {counts["running"]}',
         "# TYPE vllm:request_prefill_time_seconds histogram",
         f'vllm:request_prefill_time_seconds_bucket{{le="+Inf"}} {counts["prompts"]}',
         f"vllm:request_prefill_time_seconds_count {counts['prompts']}",

@@ -39,18 +39,22 @@ def page() -> str:
         for name, part in schema["properties"].items()
     }
     tops = {name: part for name, part in schema["properties"].items() if sections[name] is None}
-    parts = [HEAD, "## Top level\n", _table(tops)]
+    parts = [HEAD, "## Top level\n", _table(tops, schema["$defs"])]
     for name, part in schema["properties"].items():
         section = sections[name]
         if section is not None:
             about = part.get("description", section["description"])
-            parts += [f"## `{name}`\n", f"{about}\n", _table(section["properties"])]
+            parts += [
+                f"## `{name}`\n",
+                f"{about}\n",
+                _table(section["properties"], schema["$defs"]),
+            ]
     return "\n".join(parts)
 
 
-def _table(keys: Mapping[str, Mapping[str, Any]]) -> str:
+def _table(keys: Mapping[str, Mapping[str, Any]], sections: Mapping[str, Mapping[str, Any]]) -> str:
     rows = ["| key | value | default | what | example |", "|---|---|---|---|---|"]
-    for name, part in keys.items():
+    for name, part in _flat(keys, sections):
         cells = (
             f"`{name}`",
             " or ".join(_kinds(part)),
@@ -60,6 +64,18 @@ def _table(keys: Mapping[str, Mapping[str, Any]]) -> str:
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
+
+
+def _flat(
+    keys: Mapping[str, Mapping[str, Any]], sections: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The keys, with those of a section in place of it."""
+    for name, part in keys.items():
+        below = recipe_schema.section_of(part, sections)
+        if below is None:
+            yield name, part
+        else:
+            yield from ((f"{name}.{key}", each) for key, each in below["properties"].items())
 
 
 def _kinds(part: Mapping[str, Any]) -> Iterator[str]:

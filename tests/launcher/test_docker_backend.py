@@ -457,6 +457,23 @@ def test_container_that_dies_in_a_running_deployment_is_made_anew(
     assert launcher.run("down", "a")[0] == 0
 
 
+def test_container_is_restarted_when_told_to_with_nothing_of_the_old_one(
+    launcher: Launcher, daemon: FakeDocker
+) -> None:
+    assert launcher.run("up", launcher.recipe("a", "backend: docker\n"), "--detach")[0] == 0
+    client = daemon.client()
+    before = set(ids(client))
+    code, _, err = launcher.run("restart", "a", "--process", "decode-0")
+    assert code == 0, err
+    assert "requests fail until decode-0 is back" in err
+    assert daemon.containers() == names("a")
+    assert len(before - set(ids(client))) == 1
+    assert json.loads(launcher.run("status", "a", "--json")[1])["is_healthy"]
+    assert launcher.run("ask", "a", "Capital?")[1] == "Paris\n"
+    assert launcher.run("down", "a")[0] == 0
+    assert daemon.containers() == []
+
+
 def ids(client: APIClient) -> list[str]:
     return [each["Id"] for each in client.containers(all=True)]
 

@@ -137,7 +137,7 @@ def test_death_is_told_and_a_restart_goes_on_in_its_log(
     (death,) = backend.deaths()
     assert (death.code, death.how) == (7, None)
     first = containers(client, launch)
-    backend.restart("prefill-0")
+    backend.restart(process(image, launch, "echo dies; exit 7", tmp_path))
     assert until(lambda: bool(backend.deaths()))
     assert containers(client, launch) != first
     assert backend.log("prefill-0").read_text() == "dies\ndies\n"

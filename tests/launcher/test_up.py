@@ -72,7 +72,7 @@ def test_detached_life(launcher: Launcher) -> None:
     assert "decode-0 | INFO" in out
 
     code, _, err = launcher.run("up", launcher.recipe("a"))
-    assert code == 2 and "a deployment named a is up already" in err
+    assert code == 0 and "a runs already by this recipe" in err
 
     assert launcher.run("down", "a")[0] == 0
     assert not fake_processes()

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pdlaunch.console import Reporter
 from pdlaunch.errors import Interrupted, PdError
-from pdlaunch.plan import DeploymentPlan
+from pdlaunch.plan import DeploymentPlan, RestartPolicy
 from pdlaunch.supervisor import Signals, supervise
 
 _T = TypeVar("_T")
@@ -27,7 +27,8 @@ class Running:
 
     def __init__(self, plan: DeploymentPlan, reporter: Reporter, interrupts: Signals) -> None:
         # What died once measures nothing: no restarts.
-        self.plan = plan.model_copy(update={"restarts_per_hour": 0})
+        never = {role: RestartPolicy(policy="never") for role in plan.restart}
+        self.plan = plan.model_copy(update={"restart": never})
         self._reporter = reporter
         self._interrupts = interrupts
         self._signals = Signals()

@@ -1,4 +1,4 @@
-"""`pdlaunch down`, `status`, `logs`: the rest of a deployment's life."""
+"""`pdlaunch down`, `status`, `logs`, `restart`: the rest of a deployment's life."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO, Never
+from typing import BinaryIO, Never, get_args
 
 import click
 import httpx
 
-from pdlaunch import deployments
+from pdlaunch import control, deployments
 from pdlaunch.cli import parameters, showing
 from pdlaunch.cli.up import interruptible
 from pdlaunch.console import Terminal
+from pdlaunch.control import Wish
 from pdlaunch.errors import UsageError
+from pdlaunch.plan import ProcessRole
 from pdlaunch.redaction import redact
 from pdlaunch.status import gather
 from pdlaunch.watch import Watch
@@ -86,7 +88,10 @@ def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float 
             asyncio.run(_watch(terminal, names, interval_s or _WATCH_EVERY_S))
     found = [asyncio.run(gather(record)) for record in records]
     if as_json:
-        data = [asdict(each) for each in found]
+        data = [
+            {**asdict(each), "events": [event.model_dump() for event in each.events]}
+            for each in found
+        ]
         terminal.data(json.dumps(data[0] if name is not None else data, indent=2))
         return
     if not found:
@@ -139,6 +144,43 @@ def logs(name: str | None, process: str | None, follow: bool, lines: int | None)
             )
         paths = {process: paths[process]}
     _print_logs(terminal, paths, follow, lines)
+
+
+@click.command(
+    epilog=parameters.examples(
+        "pdlaunch restart tiny-qwen3-2p2d-cpu",
+        "pdlaunch restart tiny-qwen3-2p2d-cpu --role decode",
+        "pdlaunch restart tiny-qwen3-2p2d-cpu --process prefill-1",
+    )
+)
+@parameters.optional_running
+@click.option("--role", type=click.Choice(get_args(ProcessRole)), help="All processes of a role.")
+@click.option("--process", metavar="PROCESS", help="One process, such as decode-1.")
+def restart(name: str | None, role: ProcessRole | None, process: str | None) -> None:
+    """Restart the processes of a deployment, one after the other, while the others serve.
+
+    Where a role has replicas, no request is lost: the router sends nothing more to the engine that
+    goes, its requests end, it restarts, meets its peers, and serves again before the next one goes.
+    Requests that need the only process of a role fail until it is back.
+
+    Ctrl-C leaves the rest as it is; the restart under way is finished.
+    """
+    terminal = Terminal()
+    if role is not None and process is not None:
+        raise UsageError("--role and --process exclude each other", where="--process")
+    record = deployments.need(name)
+    own = record.plan.own
+    chosen = [
+        each.name for each in own if role in (None, each.role) and process in (None, each.name)
+    ]
+    if not chosen:
+        raise UsageError(
+            f"{record.name} has no {process or role} here",
+            where="--process" if process else "--role",
+            next_step=f"one of: {', '.join(each.name for each in own)}",
+        )
+    control.ask(record.name, Wish(processes=tuple(chosen)), terminal)
+    terminal.success(f"{', '.join(chosen)} restarted")
 
 
 def _log_dir(name: str | None) -> Path:

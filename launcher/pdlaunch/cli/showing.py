@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pdlaunch.deployments import Event
 from pdlaunch.engine_metrics import Failures
 from pdlaunch.rates import Rates
 from pdlaunch.status import DeploymentStatus, ProcessStatus
 from pdlaunch.watch import View
 
 _MIB = 2**20
+_EVENTS_SHOWN = 10
 _UNKNOWN = "-"
 # Headings of two lines, so that it all fits in a terminal's usual width.
 _COLUMNS = (
@@ -47,6 +50,7 @@ def report(status: DeploymentStatus) -> Iterator[str]:
     yield f"{moved}; {kv.transfers_failed:.0f} failed, {kv.transfers_cancelled:.0f} cancelled"
     yield from transport_lines(status.processes)
     yield from failure_lines(status.processes)
+    yield from _event_lines(status.events, time.time())
 
 
 def heading(status: DeploymentStatus) -> str:
@@ -81,6 +85,14 @@ def failure_lines(processes: Iterable[ProcessStatus]) -> list[str]:
         elif process.failures:
             lines.append(f"  {process.name}: {_failure_text(process.failures)}")
     return ["failures since start:", *lines] if lines else ["no failed transfers"]
+
+
+def _event_lines(events: Sequence[Event], now_unix_s: float) -> Iterator[str]:
+    """What happened to processes since the start, the last first."""
+    if events:
+        yield "what happened, the last first:"
+    for event in reversed(events[-_EVENTS_SHOWN:]):
+        yield f"  {now_unix_s - event.at_unix_s:.0f} s ago  {event.process}: {event.what}"
 
 
 def doubts(status: DeploymentStatus) -> list[str]:

@@ -11,9 +11,12 @@ from typing import get_args
 
 import click
 
-from pdlaunch import detached, preparation, recipe_loader
+from pdlaunch import control, deployments, detached, preparation, recipe_loader
 from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
+from pdlaunch.control import Wish
+from pdlaunch.deployments import Record
+from pdlaunch.differences import differences
 from pdlaunch.doctor import examination
 from pdlaunch.errors import Interrupted, UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessRole
@@ -26,6 +29,7 @@ from pdlaunch.supervisor import SIGNALS, Signals, supervise
     epilog=parameters.examples(
         "pdlaunch up smollm2-135m-cpu",
         "pdlaunch up tiny-qwen3-cpu --set transfer.mode=pull --detach",
+        "pdlaunch up tiny-qwen3-2p2d-cpu --set decode.kv_cache_gib=2 --apply",
         "pdlaunch up qwen3-32b-p5en --dry-run",
         "pdlaunch up qwen3-0.6b-gpu --backend docker --set docker.image=mine:1",
         "pdlaunch up qwen3-32b-p5en --only decode --set decode.host=10.0.0.12",
@@ -51,6 +55,12 @@ from pdlaunch.supervisor import SIGNALS, Signals, supervise
     help="Have both engines stamp each transfer; `pdlaunch ask` then draws its request.",
 )
 @click.option("--detach", is_flag=True, help="Return when it is ready, and leave it running.")
+@click.option(
+    "--apply",
+    "is_applied",
+    is_flag=True,
+    help="Where it runs already by another recipe: restart what that changes, one by one.",
+)
 @click.option("--dry-run", is_flag=True, help="Print each host's commands; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run or --detach: as JSON.")
 def up(
@@ -62,6 +72,7 @@ def up(
     only: ProcessRole | None,
     is_traced: bool,
     detach: bool,
+    is_applied: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -69,6 +80,9 @@ def up(
 
     RECIPE is a file or the name of a shipped recipe. Stays in the foreground and takes everything
     down at Ctrl-C, unless told to --detach.
+
+    Where it runs already: says so, or what RECIPE would change and whether --apply can change it
+    while it runs. Restarts then go as with `pdlaunch restart`.
     """
     terminal = Terminal()
     if as_json and not (dry_run or detach):
@@ -82,6 +96,13 @@ def up(
         plan = preparation.planned(loaded, only, is_traced=is_traced)
         if dry_run:
             terminal.data(plan.model_dump_json(indent=2) if as_json else shell.commands(plan))
+            return
+        running = deployments.read(plan.name)
+        if running is not None and running.supervisor() is not None:
+            wanted = preparation.planned(loaded, only, is_traced=is_traced, running=running.plan)
+            _up_again(terminal, running, wanted, is_applied=is_applied)
+            if as_json:
+                _tell_json(terminal, running.plan)
             return
         preparation.check_startable(plan)
         for note in plan.notes:
@@ -98,7 +119,44 @@ def up(
         else:
             supervise(plan, terminal, signals, lambda: _announce(terminal, plan, "Ctrl-C"))
     if as_json:
-        terminal.data(json.dumps({"name": plan.name, "url": plan.router_url}))
+        _tell_json(terminal, plan)
+
+
+def _tell_json(terminal: Terminal, plan: DeploymentPlan) -> None:
+    terminal.data(json.dumps({"name": plan.name, "url": plan.router_url}))
+
+
+def _up_again(
+    terminal: Terminal, running: Record, wanted: DeploymentPlan, *, is_applied: bool
+) -> None:
+    name = running.name
+    if running.state != "ready":
+        raise deployments.already_up(name)
+    found = differences(running.plan, wanted)
+    if not found:
+        terminal.success(f"{name} runs already by this recipe: {wanted.router_url}/v1")
+        return
+    for change in found.changes:
+        old, new = json.dumps(change.old), json.dumps(change.new)
+        note = "" if change.is_applicable else " (not while it runs)"
+        terminal.status(f"{change.key}: {old} -> {new}{note}")
+    if found.engines is not None:
+        terminal.status("engine: {} -> {} (not while it runs)".format(*found.engines))
+    terminal.status(f"it would restart: {', '.join(found.processes) or 'nothing'}")
+    anew = f"pdlaunch down {name}, then the same command again"
+    if found.in_the_way:
+        raise UsageError(
+            f"{name} runs already, and this cannot be changed while it runs: "
+            f"{', '.join(found.in_the_way)}",
+            next_step=f"{anew}; or start another beside it with --name",
+        )
+    if not is_applied:
+        raise UsageError(
+            f"{name} runs already, by another recipe",
+            next_step=f"the same command with --apply changes it while it runs; or {anew}",
+        )
+    control.ask(name, Wish(processes=found.processes, plan=wanted), terminal)
+    terminal.success(f"{name} runs by this recipe now: {wanted.router_url}/v1")
 
 
 def _announce(terminal: Terminal, plan: DeploymentPlan, end: str) -> None:

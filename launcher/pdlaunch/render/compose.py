@@ -9,7 +9,7 @@ from pdlaunch import containers
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import ContainerPlan, DeploymentPlan, Mount, ProcessPlan
 from pdlaunch.planner import FIXED_PORTS
-from pdlaunch.recipe import LOCAL_HOST, Recipe
+from pdlaunch.recipe import LOCAL_HOST, Recipe, RestartSection
 from pdlaunch.recipe_checks import ROLES, is_loopback
 from pdlaunch.render.documents import Document
 
@@ -52,7 +52,7 @@ def documents(recipe: Recipe, plan: DeploymentPlan) -> tuple[Document, ...]:
             # It would wait for them itself, but not as long as a model may take to load.
             waits_for = {each.name: {"condition": "service_healthy"} for each in plan.engines}
             service["depends_on"] = waits_for
-            service["healthcheck"] = _healthcheck(f"{process.url}/readiness", 60)
+            service["healthcheck"] = _healthcheck(process.health_url, 60)
         else:
             service["healthcheck"] = _healthcheck(process.health_url, plan.ready_s)
         services[process.name] = service
@@ -73,6 +73,13 @@ def _introduction(recipe: Recipe, plan: DeploymentPlan) -> str:
     )
 
 
+def _restart(section: RestartSection) -> str:
+    """Docker restarts without end, or not at all."""
+    if section.policy == "never" or section.max_per_hour == 0:
+        return "no"
+    return "unless-stopped" if section.policy == "always" else "on-failure"
+
+
 def _service(recipe: Recipe, process: ProcessPlan, container: ContainerPlan) -> dict[str, Any]:
     environment: dict[str, str | None] = {
         name: _escaped(value) for name, value in sorted(process.env.items())
@@ -85,7 +92,7 @@ def _service(recipe: Recipe, process: ProcessPlan, container: ContainerPlan) -> 
         "command": [_escaped(word) for word in process.argv[1:]],
         "network_mode": "host",
         "init": True,
-        "restart": "on-failure" if recipe.restarts_per_hour else "no",
+        "restart": _restart(recipe.restart(process.role)),
         "stop_grace_period": f"{ceil(recipe.timeouts.stop_s)}s",
         "environment": environment,
     }

@@ -73,7 +73,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_NIXL_SIDE_CHANNEL_SECRET \
   --prefill http://10.0.0.11:8101 \
   --decode http://10.0.0.12:8200 \
   --worker-startup-check-interval 1 \
-  --health-check-interval-secs 5
+  --health-check-interval-secs 1
 
 # --- 10.0.0.12 (another host: `pdlaunch up RECIPE --only decode` there) ---
 

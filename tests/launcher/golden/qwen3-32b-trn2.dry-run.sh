@@ -74,4 +74,4 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_NIXL_SIDE_CHANNEL_SECRET \
   --prefill http://127.0.0.1:20000 \
   --decode http://127.0.0.1:20002 \
   --worker-startup-check-interval 1 \
-  --health-check-interval-secs 5
+  --health-check-interval-secs 1

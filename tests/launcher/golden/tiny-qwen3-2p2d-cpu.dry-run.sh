@@ -102,4 +102,4 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_NIXL_SIDE_CHANNEL_SECRET \
   --decode http://127.0.0.1:20004 \
   --decode http://127.0.0.1:20006 \
   --worker-startup-check-interval 1 \
-  --health-check-interval-secs 5
+  --health-check-interval-secs 1

@@ -1,0 +1,1 @@
+"""Modules that engines import, with this folder on their path. They import nothing of ours."""
