@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from pdlaunch import deployments, preparation, recipe_loader
-from pdlaunch.bench import analysis, bars, link, report, schedule, tables, workload
+from pdlaunch.bench import analysis, bars, link, schedule, tables, workload
 from pdlaunch.bench.results import LeftOut, Results
 from pdlaunch.bench.run import run
 from pdlaunch.bench.workload import Load
@@ -46,6 +46,9 @@ class _Files:
             self.json.write_text(results.model_dump_json() + "\n", "utf-8")
 
     def write(self, results: Results, terminal: Terminal) -> None:
+        # Takes matplotlib, for which all other commands would wait.
+        from pdlaunch.bench import report  # noqa: PLC0415
+
         self.keep(results)
         if self.json is not None:
             terminal.success(f"all figures are in {self.json}")
