@@ -56,6 +56,7 @@ def view(*processes: ProcessStatus) -> View:
         up_s=61.0,
         processes=processes,
         kv=NO_KV,
+        events=(),
     )
     return View("a", found, {"prefill-0": RATES})
 

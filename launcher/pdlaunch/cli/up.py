@@ -179,13 +179,18 @@ class _Stopped(KeyboardInterrupt):
 @contextmanager
 def interruptible() -> Iterator[None]:
     """While only builds and checks run: any signal ends them where they are."""
+    arrived: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
         raise _Stopped(number)
 
     before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
+        # Python drops what is raised while it destroys something.
+        if arrived:
+            raise Interrupted(arrived[0])
     except _Stopped as stopped:
         raise Interrupted(stopped.number) from None
     finally:
