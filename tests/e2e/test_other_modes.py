@@ -11,9 +11,12 @@ from questions import salted, some
 from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
 
 
-@pytest.fixture(
-    scope="module", params=["pull", pytest.param("push-upstream", marks=pytest.mark.slow)]
-)
+# Of two stock engines that spin, with NIXL's progress threads, on two cores: some kernels let
+# nobody else run for minutes.
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=["pull", "push-upstream"])
 def pair(
     reference: Reference,
     tmp_path_factory: pytest.TempPathFactory,
