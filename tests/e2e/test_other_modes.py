@@ -10,7 +10,6 @@ from answers import at_once
 from questions import salted, some
 from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
 
-
 # Of two stock engines that spin, with NIXL's progress threads, on two cores: some kernels let
 # nobody else run for minutes.
 pytestmark = pytest.mark.slow
