@@ -7,7 +7,6 @@ a line of JSON, answered by lines of JSON until the supervisor closes it.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,9 +15,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from pdlaunch import deployments
-from pdlaunch.console import Bar, Reporter
+from pdlaunch import deployments, messages
+from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError
+from pdlaunch.messages import Done, Failed, Message, Said, Telling
 from pdlaunch.plan import DeploymentPlan
 
 _SOCKET = "control"
@@ -85,18 +85,11 @@ def ask(name: str, wish: Wish, reporter: Reporter) -> None:
             lines.write(wish.model_dump_json().encode() + b"\n")
             lines.flush()
             for line in lines:
-                message = json.loads(line)
-                if message["kind"] == "status":
-                    reporter.status(message["text"])
-                elif message["kind"] == "warning":
-                    reporter.warning(message["text"])
-                elif message["kind"] == "failed":
-                    raise PdError(
-                        message["what"],
-                        where=message["where"],
-                        next_step=message["next_step"],
-                        exit_code=message["exit_code"],
-                    )
+                message = messages.parse(line)
+                if isinstance(message, Said):
+                    message.repeat(reporter)
+                elif isinstance(message, Failed):
+                    raise message.error()
                 else:
                     ended = True
     if not ended:
@@ -107,35 +100,13 @@ def ask(name: str, wish: Wish, reporter: Reporter) -> None:
         )
 
 
-class _Answers:
-    """A reporter whose words go to whoever asked, while they listen."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    def status(self, message: str) -> None:
-        self.send(kind="status", text=message)
-
-    def warning(self, message: str) -> None:
-        self.send(kind="warning", text=message)
-
-    @contextmanager
-    def work(self, label: str, total_bytes: int | None = None) -> Iterator[Bar]:
-        self.status(label)
-        yield self
-
-    def advance(self, amount: int) -> None:
-        pass
-
-    def send(self, **message: object) -> None:
-        if not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
-
-
 async def _serve(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler
 ) -> None:
-    answers = _Answers(writer)
+    def answer(message: Message) -> None:
+        if not writer.is_closing():
+            writer.write(message.line())
+
     try:
         line = await reader.readline()
         if not line:
@@ -144,16 +115,10 @@ async def _serve(
         # Whoever asked says no more: an end of the stream is that they are gone.
         gone = asyncio.ensure_future(reader.read())
         try:
-            await handle(wish, answers, lambda: not gone.done())
-            answers.send(kind="done")
+            await handle(wish, Telling(answer), lambda: not gone.done())
+            answer(Done())
         except PdError as error:
-            answers.send(
-                kind="failed",
-                what=error.what,
-                where=error.where,
-                next_step=error.next_step,
-                exit_code=error.exit_code,
-            )
+            answer(Failed.by(error))
         finally:
             gone.cancel()
     finally:

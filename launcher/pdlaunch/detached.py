@@ -6,7 +6,6 @@ come what happens and how it ended. A starter that vanishes early takes the depl
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -14,14 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import suppress
 
-from pdlaunch import deployments
-from pdlaunch.console import Bar, Reporter
+from pdlaunch import deployments, messages
+from pdlaunch.console import Reporter
 from pdlaunch.errors import Interrupted, PdError
 from pdlaunch.logs import telling_lines
+from pdlaunch.messages import Done, Failed, Message, Said, Telling
 from pdlaunch.plan import DeploymentPlan
 from pdlaunch.supervisor import Signals, supervise
 
@@ -43,20 +41,13 @@ def start(plan: DeploymentPlan, reporter: Reporter, signals: Signals) -> None:
             start_new_session=True,
         ) as supervisor,
     ):
-        failure = _follow(plan, supervisor, reporter, signals)
-        if failure is None:
+        end = _follow(plan, supervisor, reporter, signals)
+        if isinstance(end, Done):
             # Ready, and told to keep going: it is not ours to wait for.
             supervisor.returncode = 0
             return
-    if failure.get("signal"):
-        raise Interrupted(failure["signal"])
-    if failure:
-        raise PdError(
-            failure["what"],
-            where=failure["where"],
-            next_step=failure["next_step"],
-            exit_code=failure["exit_code"],
-        )
+    if end is not None:
+        raise end
     raise PdError(
         "\n".join(["the supervisor died", *(f"  | {line}" for line in telling_lines(log))]),
         where=str(log),
@@ -69,12 +60,12 @@ def _follow(
     supervisor: subprocess.Popen[bytes],
     reporter: Reporter,
     signals: Signals,
-) -> dict[str, Any] | None:
-    """None when ready; else how it ended: what the supervisor said, our signal, or nothing."""
+) -> Done | PdError | None:
+    """How it ended: ready, by what the supervisor or a signal of ours says, or without a word."""
     down, up = supervisor.stdin, supervisor.stdout
     if down is None or up is None:
         raise RuntimeError("a pipe that was asked for is missing")
-    failure: dict[str, Any] = {}
+    failure: PdError | None = None
     buffered = b""
     with suppress(BrokenPipeError), selectors.DefaultSelector() as selector:
         selector.register(up, selectors.EVENT_READ)
@@ -85,7 +76,7 @@ def _follow(
             if number is not None:
                 supervisor.send_signal(number)
                 # It may die of it before it can say so: it is still only importing then.
-                failure = {"signal": number}
+                failure = Interrupted(number)
             if not selector.select(_LOOK_EVERY_S):
                 continue
             chunk = os.read(up.fileno(), 65536)
@@ -93,49 +84,30 @@ def _follow(
                 break
             *lines, buffered = (buffered + chunk).split(b"\n")
             for line in lines:
-                message = json.loads(line)
-                if message["kind"] == "status":
-                    reporter.status(message["text"])
-                elif message["kind"] == "warning":
-                    reporter.warning(message["text"])
-                elif message["kind"] == "failed":
-                    failure = message
+                message = messages.parse(line)
+                if isinstance(message, Said):
+                    message.repeat(reporter)
+                elif isinstance(message, Failed):
+                    failure = message.error()
                 elif (number := signals.pop()) is not None:
                     # Interrupted at the last moment is interrupted.
                     supervisor.send_signal(number)
-                    failure = {"signal": number}
-                elif not failure:
+                    failure = Interrupted(number)
+                elif failure is None:
                     down.write(_KEEP)
                     down.flush()
-                    return None
+                    return message
     return failure
 
 
-class _Upwards:
-    """The supervisor's reporter: what it says goes up the pipe while somebody listens."""
-
-    def status(self, message: str) -> None:
-        self.send(kind="status", text=message)
-
-    def warning(self, message: str) -> None:
-        self.send(kind="warning", text=message)
-
-    @contextmanager
-    def work(self, label: str, total_bytes: int | None = None) -> Iterator[Bar]:
-        self.status(label)
-        yield self
-
-    def advance(self, amount: int) -> None:
-        pass
-
-    def send(self, **message: object) -> None:
-        try:
-            os.write(1, json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
-            # Nobody listens any more: what happens later belongs in the supervisor's log.
-            if "text" in message:
-                sys.stderr.write(f"{time.strftime('%F %T')} {message['text']}\n")
-                sys.stderr.flush()
+def _tell_the_starter(message: Message) -> None:
+    """Up the pipe while somebody listens; else what goes on belongs in the supervisor's log."""
+    try:
+        os.write(1, message.line())
+    except BrokenPipeError:
+        if isinstance(message, Said):
+            sys.stderr.write(f"{time.strftime('%F %T')} {message.text}\n")
+            sys.stderr.flush()
 
 
 class _Starter:
@@ -164,24 +136,18 @@ class _Starter:
 
 def main() -> int:
     """The detached supervisor."""
-    signals, upwards = Signals(), _Upwards()
+    signals = Signals()
     with signals.caught():
         try:
             starter = _Starter(signals)
 
             def on_ready() -> None:
-                upwards.send(kind="ready")
+                _tell_the_starter(Done())
                 starter.wait_for_word()
 
-            supervise(starter.plan, upwards, signals, on_ready)
+            supervise(starter.plan, Telling(_tell_the_starter), signals, on_ready)
         except PdError as error:
-            upwards.send(
-                kind="failed",
-                what=error.what,
-                where=error.where,
-                next_step=error.next_step,
-                exit_code=error.exit_code,
-            )
+            _tell_the_starter(Failed.by(error))
             if not isinstance(error, Interrupted):
                 sys.stderr.write(f"{error}\n")
             return error.exit_code

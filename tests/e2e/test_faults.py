@@ -27,8 +27,13 @@ def pairs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pairs]:
     folder = tmp_path_factory.mktemp("faults")
-    # The limit of prefill is below that of decode, for what prefill alone refuses.
-    settings = ("prefill.max_model_len_tokens=3600", "decode.args.max-num-seqs=4")
+    settings = (
+        # Below that of decode, for what prefill alone refuses.
+        "prefill.max_model_len_tokens=3600",
+        "decode.args.max-num-seqs=4",
+        # Leases are renewed between steps of decode, which must be shorter than those leases.
+        "decode.args.max-num-batched-tokens=512",
+    )
     found = Pairs(request.config, "e2e-faults", folder, *settings)
     yield found
     found.take_down()
