@@ -166,25 +166,34 @@ def request(process: ProcessPlan) -> dict[str, Any]:
     }
 
 
-def secrets_archive(process: ProcessPlan, environ: Mapping[str, str]) -> bytes:
-    """A tar of the file that gives a container its secrets, relative to the root.
+def handed_over(process: ProcessPlan, environ: Mapping[str, str]) -> bytes | None:
+    """A tar, relative to the root, of what a container is given before it starts; None: nothing.
 
-    A file: what the API is given as environment is shown by `docker inspect` ever after.
+    Its secrets are a file: what the API is given as environment is shown by `docker inspect` ever
+    after.
     """
-    lines = [
-        f"export {name}={shlex.quote(environ[name])}\n"
-        for name in _container(process).secrets
-        if name in environ
-    ]
-    content = "".join(lines).encode()
-    folder, file = (tarfile.TarInfo(str(path)[1:]) for path in (SECRETS_FILE.parent, SECRETS_FILE))
-    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-    # The image decides which user reads it, and nobody else is in there.
-    file.size, file.mode = len(content), 0o444
+    container = _container(process)
+    contents = {inside: Path(here).read_bytes() for inside, here in container.files.items()}
+    if container.secrets:
+        lines = [
+            f"export {name}={shlex.quote(environ[name])}\n"
+            for name in container.secrets
+            if name in environ
+        ]
+        contents[str(SECRETS_FILE)] = "".join(lines).encode()
+    if not contents:
+        return None
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        archive.addfile(folder)
-        archive.addfile(file, io.BytesIO(content))
+        for folder in sorted({PurePosixPath(path).parent for path in contents}):
+            member = tarfile.TarInfo(str(folder)[1:])
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(member)
+        for path, content in contents.items():
+            member = tarfile.TarInfo(path[1:])
+            # The image decides which user reads it, and nobody else is in there.
+            member.size, member.mode = len(content), 0o444
+            archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
 
 

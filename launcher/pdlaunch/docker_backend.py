@@ -18,7 +18,7 @@ from docker import APIClient
 from docker.errors import APIError, NotFound
 
 from pdlaunch import docker_daemon
-from pdlaunch.containers import OWNER_LABEL, request, secrets_archive
+from pdlaunch.containers import OWNER_LABEL, handed_over, request
 from pdlaunch.death import Death
 from pdlaunch.docker_daemon import FAILURES, explained
 from pdlaunch.errors import PdError
@@ -136,8 +136,9 @@ class DockerBackend:
             client = self._client(container)
             child = _Child(process, container, self._create(client, process, container), log)
             with explained(f"cannot start {process.name}", container.endpoint):
-                if container.secrets:
-                    client.put_archive(child.id, "/", secrets_archive(process, self._environ))
+                packed = handed_over(process, self._environ)
+                if packed is not None:
+                    client.put_archive(child.id, "/", packed)
                 client.start(child.id)
             self._children[process.name] = child
         threading.Thread(target=self._follow, args=(child,), daemon=True).start()

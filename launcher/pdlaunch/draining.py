@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import httpx
 
@@ -22,6 +22,8 @@ from pdlaunch.plan import DeploymentPlan, ProcessPlan
 
 _FLAG = "--middleware"
 _MIDDLEWARE = "pdlaunch_drain.Drain"
+_PATH = "PYTHONPATH"
+_IN_CONTAINERS = PurePosixPath("/run/pdlaunch/middleware")
 _POLL_S = 0.2
 _TIMEOUT_S = 5.0
 # The router has seen a request, and the engine not yet.
@@ -48,20 +50,31 @@ class Worker:
 
 def drainable(plan: DeploymentPlan) -> DeploymentPlan:
     """The plan, with the means to take an engine out of service where another can stand in."""
-    folder = str(Path(engine_middleware.__file__).parent)
-    processes = []
-    for process in plan.processes:
-        # An image need not hold the middleware.
-        if process in plan.engines and has_stand_in(plan, process) and process.container is None:
-            process = process.model_copy(  # noqa: PLW2901
-                update={
-                    "argv": (*process.argv, _FLAG, _MIDDLEWARE),
-                    "env_prepend": {**process.env_prepend, "PYTHONPATH": folder},
-                    "health_path": HEALTH,
-                }
-            )
-        processes.append(process)
+    processes = [
+        _drainable(each) if each in plan.engines and has_stand_in(plan, each) else each
+        for each in plan.processes
+    ]
     return plan.model_copy(update={"processes": tuple(processes)})
+
+
+def _drainable(process: ProcessPlan) -> ProcessPlan:
+    folder = Path(engine_middleware.__file__).parent
+    changed: dict[str, object]
+    if process.container is None:
+        changed = {"env_prepend": {**process.env_prepend, _PATH: str(folder)}}
+    else:
+        own = {
+            str(_IN_CONTAINERS / file.name): str(file) for file in sorted(folder.glob("pdlaunch_*"))
+        }
+        paths = [str(_IN_CONTAINERS), process.env.get(_PATH, "")]
+        changed = {
+            "env": {**process.env, _PATH: ":".join(filter(None, paths))},
+            "container": process.container.model_copy(
+                update={"files": {**process.container.files, **own}}
+            ),
+        }
+    argv = (*process.argv, _FLAG, _MIDDLEWARE)
+    return process.model_copy(update={**changed, "argv": argv, "health_path": HEALTH})
 
 
 def has_stand_in(plan: DeploymentPlan, process: ProcessPlan) -> bool:

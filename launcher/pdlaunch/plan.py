@@ -54,6 +54,8 @@ class ContainerPlan(_Plan):
     limits: Mapping[str, int] = {}
     # Names of variables whose values the launcher hands over at start; no plan holds a value.
     secrets: tuple[str, ...] = ()
+    # The launcher's own files that it hands over at start: path inside, path here.
+    files: Mapping[str, str] = {}
 
 
 class ProcessPlan(_Plan):

@@ -7,11 +7,15 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -124,6 +128,31 @@ class Launcher:
         command = self.begin(*args, namespace=namespace)
         code = command.wait()
         return code, command.output.read_text(), command.errors.read_text()
+
+
+@contextmanager
+def load(deployment: str) -> Iterator[Counter[int]]:
+    """Requests through the router all the time; how they were answered."""
+    url = deployments.need(deployment).plan.router_url
+    answers: Counter[int] = Counter()
+    ended = threading.Event()
+
+    def ask() -> None:
+        body = {"model": "m", "prompt": "x", "max_tokens": 1}
+        with httpx.Client(timeout=20) as client:
+            while not ended.is_set():
+                answers[client.post(f"{url}/v1/completions", json=body).status_code] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        assert until(lambda: bool(answers))
+        yield answers
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
 
 
 def enter(namespace: str) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import tarfile
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
 from fake_docker import CREATE, Refusal, check
-from pdlaunch import containers, planner, recipe_loader
+from pdlaunch import containers, draining, planner, recipe_loader
+from pdlaunch.engine_middleware import pdlaunch_drain
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
-from pdlaunch.plan import DeploymentPlan
+from pdlaunch.plan import DeploymentPlan, ProcessPlan
 from pdlaunch.planner import Facts, ModelLocation
 from pdlaunch.render import shell
 from rendering import ENGINE
@@ -153,20 +155,42 @@ def test_labels_tell_deployment_process_launch_and_owner() -> None:
     assert made["decode-0"]["Image"] == "pdlaunch:cpu"
 
 
+def given(process: ProcessPlan, environ: dict[str, str]) -> dict[str, bytes]:
+    """The files that a container gets before it starts, each in a folder that comes with it."""
+    packed = containers.handed_over(process, environ)
+    assert packed is not None
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        for member in archive:
+            if member.isfile():
+                content = archive.extractfile(member)
+                assert content is not None and member.mode == 0o444
+                assert archive.getmember(str(PurePosixPath(member.name).parent)).isdir()
+                files[member.name] = content.read()
+    return files
+
+
 def test_secrets_are_in_a_file_that_the_entry_point_reads_and_nowhere_else() -> None:
     engine = planned("qwen3-0.6b-gpu").processes[0]
     secret = "it's $SECRET"
-    packed = containers.secrets_archive(engine, {"HF_TOKEN": secret, "OTHER_TOKEN": "x"})
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        folder, file = archive.getmembers()
-        content = archive.extractfile(file)
-        assert content is not None
-        assert content.read() == b"export HF_TOKEN='it'\"'\"'s $SECRET'\n"
-    assert (folder.name, folder.isdir()) == ("run/pdlaunch", True)
-    assert (file.name, file.mode) == ("run/pdlaunch/secrets", 0o444)
+    handed = given(engine, {"HF_TOKEN": secret, "OTHER_TOKEN": "x"})
+    assert handed == {"run/pdlaunch/secrets": b"export HF_TOKEN='it'\"'\"'s $SECRET'\n"}
     body = containers.request(engine)
     assert body["Entrypoint"] == ["/bin/sh", "-c", '. /run/pdlaunch/secrets; exec "$@"', "sh"]
     assert body["Cmd"][:2] == ["vllm", "serve"]
+
+
+def test_what_takes_an_engine_out_of_service_is_handed_over_where_another_can_stand_in() -> None:
+    plan = planned("tiny-qwen3-cpu", "decode.replicas=2", "decode.env.PYTHONPATH=/ours")
+    prefill, decode, *_ = draining.drainable(plan).processes
+    assert "--middleware" not in prefill.argv
+    assert list(given(prefill, {})) == ["run/pdlaunch/secrets"]
+    assert decode.argv[-2:] == ("--middleware", "pdlaunch_drain.Drain")
+    source = Path(pdlaunch_drain.__file__).read_bytes()
+    assert given(decode, {})["run/pdlaunch/middleware/pdlaunch_drain.py"] == source
+    body = containers.request(decode)
+    assert "PYTHONPATH=/run/pdlaunch/middleware:/ours" in body["Env"]
+    assert containers.handed_over(plan.of_role("router")[0], {}) is None
 
 
 def test_dry_run_shows_each_hosts_containers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from docker import APIClient
 
-from launching import Command, Launcher, fake_processes, until
+from launching import Command, Launcher, fake_processes, load, until
 from pdlaunch import deployments, docker_backend, docker_daemon, models, recipe_loader
 from pdlaunch.containers import VERSION_LABEL
 from pdlaunch.docker_backend import _copy
@@ -344,6 +344,25 @@ def test_what_a_dead_launcher_left_is_removed_by_the_next(
     assert daemon.containers() == names("a")
     other.kill(signal.SIGINT)
     other.wait()
+
+
+def test_replicas_in_containers_restart_without_a_failed_request(
+    launcher: Launcher, daemon: FakeDocker
+) -> None:
+    recipe = launcher.recipe(
+        "a",
+        "backend: docker\nprefill: {replicas: 2, env: {FAKE_ENGINE: slow=0.3}}\n",
+    )
+    assert launcher.run("up", recipe, "--detach")[0] == 0
+    try:
+        with load("a") as answers:
+            code, _, err = launcher.run("restart", "a", "--role", "prefill")
+        assert code == 0, err
+        assert set(answers) == {200}
+        assert err.index("prefill-0: back in service") < err.index("prefill-1: taking it out")
+    finally:
+        launcher.run("down", "a")
+    assert daemon.containers() == []
 
 
 def test_down_removes_what_a_dead_launcher_left(launcher: Launcher, daemon: FakeDocker) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
-import httpx
 import pytest
 
-from launching import Launcher, fake_processes, until
+from launching import Launcher, fake_processes, load, until
 from pdlaunch import deployments
 
 TWO = "prefill: {{replicas: 2, env: {{FAKE_ENGINE: {quirks}}}}}\ndecode: {{replicas: 2}}\n"
@@ -43,38 +39,13 @@ def said(launcher: Launcher, process: str) -> list[str]:
     return [each["what"] for each in status(launcher)["events"] if each["process"] == process]
 
 
-@contextmanager
-def load() -> Iterator[Counter[int]]:
-    """Requests through the router all the time; how they were answered."""
-    url = deployments.need("a").plan.router_url
-    answers: Counter[int] = Counter()
-    ended = threading.Event()
-
-    def ask() -> None:
-        body = {"model": "m", "prompt": "x", "max_tokens": 1}
-        with httpx.Client(timeout=20) as client:
-            while not ended.is_set():
-                answers[client.post(f"{url}/v1/completions", json=body).status_code] += 1
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert until(lambda: bool(answers))
-        yield answers
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join()
-
-
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_role_with_replicas_restarts_without_a_failed_request(
     launcher: Launcher, role: str
 ) -> None:
     up(launcher, TWO.format(quirks="slow=0.3"))
     before = deployments.need("a").pids
-    with load() as answers:
+    with load("a") as answers:
         code, _, err = launcher.run("restart", "a", "--role", role)
     assert code == 0, err
     assert set(answers) == {200}
@@ -177,7 +148,7 @@ def test_up_by_another_recipe_names_changes_and_applies_them_when_told(launcher:
     assert "it would restart: decode-0, decode-1" in err
     assert "--apply" in err
     assert deployments.need("a").pids == before
-    with load() as answers:
+    with load("a") as answers:
         code, _, err = launcher.run("up", recipe, *change, "--apply")
     assert code == 0, err
     assert set(answers) == {200}
