@@ -12,8 +12,21 @@ LAYERS = 8
 HIDDEN = 256
 PROJECTED = 1024
 TARGETS = ("q_proj", "k_proj", "v_proj")
+# Served by both engines, each with the same weights.
+SAME = ("first", "second")
+# Has other weights on either engine.
+AMBIGUOUS = "ambiguous"
 # Changes answers at once, and yet leaves them to depend on the KV.
 _STD = 0.08
+
+
+def modules(folder: Path) -> dict[str, list[str]]:
+    """By role, adapters as `vllm serve --lora-modules` takes them."""
+    same = [f"{name}={write(folder / name, seed)}" for seed, name in enumerate(SAME)]
+    return {
+        role: [*same, f"{AMBIGUOUS}={write(folder / role, seed)}"]
+        for seed, role in enumerate(("prefill", "decode"), len(SAME))
+    }
 
 
 def write(folder: Path, seed: int) -> Path:

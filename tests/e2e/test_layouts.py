@@ -23,7 +23,7 @@ KIB_A_TOKEN = 64
             id="TP 2 to 2",
             marks=pytest.mark.slow,
         ),
-        pytest.param(("prefill.pipeline_parallel=2",), id="PP 2 to 1"),
+        pytest.param(("prefill.pipeline_parallel=2",), id="PP 2 to 1", marks=pytest.mark.slow),
     ],
 )
 def test_answers_are_those_of_one_engine(

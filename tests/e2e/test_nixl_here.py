@@ -41,7 +41,9 @@ def test_backend_that_cannot_load_here_is_named_with_what_it_lacks() -> None:
     assert "/opt/amazon/efa/lib" in str(fabric.remedy)
 
 
-@pytest.mark.parametrize("backends", ["[LIBFABRIC]", "[UCX, LIBFABRIC]"])
+@pytest.mark.parametrize(
+    "backends", [pytest.param("[LIBFABRIC]", marks=pytest.mark.slow), "[UCX, LIBFABRIC]"]
+)
 def test_what_is_to_use_a_backend_that_cannot_load_never_serves(
     tmp_path: Path, backends: str
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 from questions import Question, salted
 from serving import Connection, Deployment, deployed, pdlaunch
 
+# `make demo` asks the same model, and is among the tests of every change.
+pytestmark = pytest.mark.slow
 _STORY = "Once upon a time there was a lighthouse keeper who counted the stars every night. "
 QUESTIONS = (
     Question("capital", chat="What is the capital of France?", answer_tokens=10),

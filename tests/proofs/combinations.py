@@ -47,7 +47,7 @@ class Combination:
 
 def _kind(what: str, variant: str, happens: str = EXACT) -> Combination:
     test = "test_answer_is_that_of_one_engine"
-    return Combination(what, happens, f"{_E2E}/test_combinations.py", test, variant)
+    return Combination(what, happens, f"{_E2E}/one_pair/test_combinations.py", test, variant)
 
 
 def _same(what: str, file: str, variant: str = "") -> Combination:
@@ -59,25 +59,25 @@ COMBINATIONS = (
     _same(
         "prompts of 1 to 4,000 tokens: shorter than a block, k blocks, one more and one less; "
         "chunks below the prompt; plain and streamed; prefix caches on both sides",
-        "test_push.py",
+        "one_pair/test_push.py",
     ),
     _same("no prefix caches", "test_push_uncached.py"),
     Combination(
         "a part of the prompt in one side's prefix cache",
         EXACT,
-        f"{_E2E}/test_push.py",
+        f"{_E2E}/one_pair/test_push.py",
         "test_answers_when_one_side_has_a_prefix_cached",
     ),
     Combination(
         "one prompt that many ask at once",
         EXACT,
-        f"{_E2E}/test_push.py",
+        f"{_E2E}/one_pair/test_push.py",
         "test_answers_to_one_prompt_that_many_ask_at_once",
     ),
     Combination(
         "prefill's leg first, decode's after it",
         EXACT,
-        f"{_E2E}/test_push.py",
+        f"{_E2E}/one_pair/test_push.py",
         "test_answers_with_legs_one_after_the_other",
     ),
     _kind("`max_tokens` 1", "one token"),
@@ -100,13 +100,13 @@ COMBINATIONS = (
     Combination(
         "LoRA adapters, the same on both legs",
         EXACT,
-        f"{_E2E}/test_combinations.py",
+        f"{_E2E}/one_pair/test_combinations.py",
         "test_answers_with_an_adapter_are_those_of_one_engine",
     ),
     Combination(
         "LoRA adapters that differ between the legs by name or weights, or on one leg only",
         "an error, per request",
-        f"{_E2E}/test_combinations.py",
+        f"{_E2E}/one_pair/test_combinations.py",
         "test_adapter_on_one_leg_is_an_error_not_an_answer",
     ),
     _same(

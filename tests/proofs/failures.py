@@ -156,7 +156,7 @@ KNOWN = (
         "B9",
         "adapters are not part of the match",
         "an error unless both legs name the same",
-        "tests/e2e/test_combinations.py",
+        "tests/e2e/one_pair/test_combinations.py",
         "test_adapter_on_one_leg_is_an_error_not_an_answer",
         stock="its pair has no stock variant",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from answers import REQUEST_TIMEOUT_S, Answer
 from checks import wait_until_freed
 from questions import Question, words
-from serving import TINY, Connection, Deployment, deployed
+from serving import Connection, Deployment
 
 EOS = 2
 COUNTER = "vllm:nixl_push_first_tokens_total"
@@ -41,15 +41,6 @@ def asked(name: str, more: Mapping[str, Any] | None = None, tokens: int = 8) -> 
         answer_tokens=tokens,
         more=tuple((more or {}).items()),
     )
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    # Log probabilities: what computes them is compiled on first use otherwise, for a minute.
-    settings = ("prefill.env.TORCHDYNAMO_DISABLE=1", "decode.env.TORCHDYNAMO_DISABLE=1")
-    folder = tmp_path_factory.mktemp("first-token")
-    with deployed(TINY, "e2e-first-token", folder, *settings) as deployment:
-        yield deployment
 
 
 async def _counts(connection: Connection) -> dict[str, int]:

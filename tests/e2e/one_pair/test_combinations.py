@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import secrets
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +12,7 @@ import adapters
 from answers import REQUEST_TIMEOUT_S, Answer, Failed, ask, at_once, or_failure
 from checks import wait_until_freed
 from questions import Question, words
-from serving import TINY, Connection, Deployment, deployed
+from serving import Connection, Deployment
 
 KINDS: dict[str, dict[str, Any]] = {
     "one token": {"max_tokens": 1},
@@ -35,41 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 # The recipe's budget of prefill.
 CHUNK_TOKENS = 256
-ADAPTERS = ("first", "second")
-# Other weights on either engine.
-AMBIGUOUS = "ambiguous"
 # Rounded otherwise when a prompt was cut elsewhere.
 LOGPROB_TOLERANCE = 1e-3
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Engines with LoRA adapters, and with a common secret: their messages are sealed."""
-    folder = tmp_path_factory.mktemp("kinds")
-    secret = secrets.token_hex(16)
-    modules = [
-        f"{name}={adapters.write(folder / name, seed)}" for seed, name in enumerate(ADAPTERS)
-    ]
-    ambiguous = {
-        role: [*modules, f"{AMBIGUOUS}={adapters.write(folder / role, seed)}"]
-        for seed, role in enumerate(("prefill", "decode"), len(ADAPTERS))
-    }
-    settings = (
-        "engine.args.enable-lora=true",
-        f"engine.args.max-loras={len(ADAPTERS) + 1}",
-        f"engine.args.max-lora-rank={adapters.RANK}",
-        *(f"{role}.args.lora-modules={json.dumps(each)}" for role, each in ambiguous.items()),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VLLM_NIXL_SIDE_CHANNEL_SECRET", secret)
-        with deployed(TINY, "e2e-kinds", folder, *settings) as deployment:
-            yield deployment
-    shown = [
-        path
-        for path in folder.rglob("*")
-        if path.is_file() and secret.encode() in path.read_bytes()
-    ]
-    assert not shown
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,7 +69,7 @@ def test_answers_with_an_adapter_are_those_of_one_engine(pair: Deployment) -> No
     async def work(connection: Connection) -> None:
         before = await connection.moved()
         answers = set()
-        for model in (pair.plan.served_name, *ADAPTERS):
+        for model in (pair.plan.served_name, *adapters.SAME):
             # One salt for all: what one of them has cached is nothing to another.
             pushed = await ask(
                 connection.client, pair.plan.router_url, model, question.salted("pushed")
@@ -113,7 +77,7 @@ def test_answers_with_an_adapter_are_those_of_one_engine(pair: Deployment) -> No
             local = await ask(connection.client, pair.decode.url, model, question.salted("local"))
             assert pushed == local
             answers.add(pushed)
-        assert len(answers) == 1 + len(ADAPTERS)
+        assert len(answers) == 1 + len(adapters.SAME)
         moved = (await connection.moved()).since(before)
         assert not moved.transfers_failed
         await wait_until_freed(connection)
@@ -122,10 +86,11 @@ def test_answers_with_an_adapter_are_those_of_one_engine(pair: Deployment) -> No
 
 
 def test_adapter_on_one_leg_is_an_error_not_an_answer(pair: Deployment) -> None:
-    plain, (first, second) = pair.plan.served_name, ADAPTERS
+    plain, (first, second) = pair.plan.served_name, adapters.SAME
+    other_weights = (adapters.AMBIGUOUS, adapters.AMBIGUOUS)
     cases = tuple(
         (models, order)
-        for models in ((plain, first), (first, plain), (first, second), (AMBIGUOUS, AMBIGUOUS))
+        for models in ((plain, first), (first, plain), (first, second), other_weights)
         for order in ("prefill first", "decode first")
     )
 

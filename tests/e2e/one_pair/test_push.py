@@ -1,4 +1,7 @@
-"""Streaming push with prefix caching: same answers, KV on its way early, nothing left behind."""
+"""Streaming push with prefix caching: same answers, KV on its way early, nothing left behind.
+
+The last of this folder: engines die in it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -24,11 +26,10 @@ from checks import (
     wait_until_freed,
     wait_until_used,
 )
-from pdlaunch import trace
 from pdlaunch.engine_metrics import KvMovement
 from pdlaunch.trace import Timeline
 from questions import EVERYTHING, HALVES, Question, salted, some, words
-from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed, pdlaunch
+from serving import AT_ONCE, Connection, Deployment, Reference, pdlaunch
 
 EARLY = 3
 # Behind the router decode may get its leg late: a router that lost a connection may ask again, one
@@ -36,14 +37,6 @@ EARLY = 3
 LATE_AT_MOST = {"both legs at once": 2, "decode": 0}
 ABORTS = 50
 ABORTS_AT_ONCE = 5
-
-
-@pytest.fixture(scope="module")
-def pair(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("push")
-    traces = f"transfer.extra.{trace.SETTING}={folder / 'trace'}"
-    with deployed(TINY, "e2e-push", folder, traces) as deployment:
-        yield deployment
 
 
 def test_a_trace_shows_both_engines_from_the_arrival_to_the_token(pair: Deployment) -> None:
@@ -137,7 +130,7 @@ def test_answers_to_one_prompt_that_many_ask_at_once(
     asked = [each for each in some(6) for _ in range(AT_ONCE // 2)]
 
     async def work(connection: Connection) -> None:
-        for number in range(3):
+        for number in range(2):
             answers = await connection.ask_all(salted(asked, f"many {number}"))
             assert reference.differences(asked, answers) == []
 
@@ -281,6 +274,7 @@ def test_prefill_killed_while_decode_waits_fails_the_request(
     pair.run(work)
 
 
+@pytest.mark.slow
 def test_decode_killed_is_served_again_after_its_restart(
     pair: Deployment, reference: Reference
 ) -> None:
