@@ -8,6 +8,7 @@ from checks import check_answers, wait_until_freed
 from questions import Question, words
 from serving import TINY, Connection, Reference, deployed
 
+pytestmark = pytest.mark.slow
 # 2,000 tokens of the tiny model, in whole blocks, and how much of that moves however it is divided.
 TOKENS = 2016
 KIB_A_TOKEN = 64
@@ -16,14 +17,10 @@ KIB_A_TOKEN = 64
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(("decode.tensor_parallel=2",), id="TP 1 to 2", marks=pytest.mark.slow),
-        pytest.param(("prefill.tensor_parallel=2",), id="TP 2 to 1", marks=pytest.mark.slow),
-        pytest.param(
-            ("prefill.tensor_parallel=2", "decode.tensor_parallel=2"),
-            id="TP 2 to 2",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("prefill.pipeline_parallel=2",), id="PP 2 to 1", marks=pytest.mark.slow),
+        pytest.param(("decode.tensor_parallel=2",), id="TP 1 to 2"),
+        pytest.param(("prefill.tensor_parallel=2",), id="TP 2 to 1"),
+        pytest.param(("prefill.tensor_parallel=2", "decode.tensor_parallel=2"), id="TP 2 to 2"),
+        pytest.param(("prefill.pipeline_parallel=2",), id="PP 2 to 1"),
     ],
 )
 def test_answers_are_those_of_one_engine(
