@@ -20,6 +20,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     secret = secrets.token_hex(16)
     settings = [
         f"transfer.extra.{trace.SETTING}={folder / 'trace'}",
+        # Some tests leave KV that nobody takes, and others look whether all is free.
+        "transfer.extra.kv_lease_duration=5",
         # What computes log probabilities is compiled on first use otherwise, for a minute.
         "engine.env.TORCHDYNAMO_DISABLE=1",
         "engine.args.enable-lora=true",
