@@ -340,6 +340,9 @@ class _Planner:
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         }
+        if self._recipe.engine.variant == "cpu":
+            # Engines compute on the cores that looking for messages in a loop would take.
+            env["VLLM_MQ_BUSY_LOOP_SECONDS"] = "0.001"
         if self._model.is_local:
             env["HF_HUB_OFFLINE"] = "1"
         if section.efa_interfaces:

@@ -94,6 +94,7 @@ def test_prefill_gets_the_whole_command() -> None:
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(process.side_channel_port),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
+        "VLLM_MQ_BUSY_LOOP_SECONDS": "0.001",
     }
     assert "VLLM_CPU_KVCACHE_SPACE" in process.env_unset
 
