@@ -10,12 +10,15 @@ import pytest
 
 import adapters
 from pdlaunch import trace
-from serving import TINY, Deployment, deployed
+from serving import TINY, Deployment, Reference, deployed
 
 
 @pytest.fixture(scope="package")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Engines with LoRA adapters, a trace, and a common secret: their messages are sealed."""
+def pair(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Engines with LoRA adapters, a trace, and a common secret: their messages are sealed.
+
+    The engine that others are compared with comes first, not beside them on two cores.
+    """
     folder = tmp_path_factory.mktemp("pair")
     secret = secrets.token_hex(16)
     settings = [
