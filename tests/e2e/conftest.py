@@ -23,6 +23,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """What one engine without P/D answers to every question."""
     found = serving.reference(questions.EVERYTHING, tmp_path_factory.mktemp("reference"))
-    clear = sum(found.is_clear(each) for each in questions.EVERYTHING)
-    assert clear >= 0.87 * len(questions.EVERYTHING)
+    assert sum(found.is_clear(each) for each in questions.EVERYTHING) >= 60
     return found

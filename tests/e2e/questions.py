@@ -58,7 +58,7 @@ def words(tokens: int, seed: object) -> tuple[int, ...]:
 def _lengths() -> Iterable[int]:
     yield from (1, 2, 3, 5, 7, 13, 17, 50, 100, 150, 200, 300, 700, 1500, 2000, 3000, 4000)
     # Around the ends of blocks; 8, 16, 24 and so on are the ends of 256-token chunks as well.
-    for blocks in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 24, 32):
+    for blocks in (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 24, 32, 124):
         end = blocks * BLOCK_TOKENS
         yield from (end - 1, end, end + 1)
 
