@@ -38,8 +38,10 @@ demo: $(SET_UP)
 	$(BIN)/pdlaunch ask $(DEMO) "$$(head -c 3000 README.md)" --max-tokens 24 && \
 	$(BIN)/pdlaunch status $(DEMO)
 
+# Tests without engines wait for half of their time; those with engines need all cores.
 test: $(SET_UP)
-	$(BIN)/python -m pytest -m "not slow and not soak"
+	$(BIN)/python -m pytest -m "not slow and not soak and not e2e" -n 3 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not soak and e2e"
 
 test-slow: $(SET_UP)
 	$(BIN)/python -m pytest -m slow

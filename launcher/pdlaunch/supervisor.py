@@ -44,6 +44,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WATCH_EVERY_S = 0.1
 _DEATH_EXPLAINS_S = 5.0
 _EVENTS_KEPT = 50
+# What still starts has nothing to finish, and vLLM does not heed SIGTERM while it loads.
+_UNREADY_STOP_S = 3.0
 
 
 class Signals:
@@ -113,6 +115,8 @@ class _Supervisor:
         self._left_dead: set[str] = set()
         # What a restart has in hand: its deaths are no surprise.
         self._in_hand: set[str] = set()
+        # Of a running deployment, what was started again and does not answer yet.
+        self._unready: set[str] = set()
         self._one_roll = asyncio.Lock()
         self._events: deque[Event] = deque(maxlen=_EVENTS_KEPT)
 
@@ -126,8 +130,14 @@ class _Supervisor:
             with suppress(OSError):
                 self._record("stopping")
                 self._reporter.status(f"taking {self._plan.name} down")
+            unready_stop_s = min(self._plan.stop_s, _UNREADY_STOP_S)
+            for name in self._unready:
+                # What fails here is tried again below.
+                with suppress(PdError):
+                    await _to_its_end(self._backend.end, name, unready_stop_s)
             survivors = await self._backend.stop(
-                self._plan.stop_s, lambda: self._signals.pop() is not None
+                self._plan.stop_s if self._is_ready else unready_stop_s,
+                lambda: self._signals.pop() is not None,
             )
             guardian.dismiss()
             if not survivors:
@@ -232,6 +242,7 @@ class _Supervisor:
         await self.start(process)
         async with httpx.AsyncClient() as client:
             await readiness.wait_until_healthy((process,), self._reporter, self._doing, client)
+        self._unready.discard(process.name)
         self._read_transports((process,))
         self.say(process.name, "answers again")
 
@@ -287,6 +298,7 @@ class _Supervisor:
         self._transports.pop(process.name, None)
         log = self._backend.log(process.name)
         self._born_byte[process.name] = log.stat().st_size if log.exists() else 0
+        self._unready.add(process.name)
         await _to_its_end(self._backend.restart, process)
         self._dead.discard(process.name)
         self._left_dead.discard(process.name)
@@ -316,6 +328,7 @@ class _Supervisor:
                                 raise death.error()
                         await asyncio.wait((waiting,), timeout=_WATCH_EVERY_S)
                 waiting.result()
+                self._unready.discard(process.name)
                 self._read_transports((process,))
             except TimeoutError:
                 raise PdError(

@@ -265,6 +265,34 @@ def test_process_that_ignores_sigterm_is_killed_after_stop_s(launcher: Launcher)
     assert time.monotonic() - started >= 3
 
 
+def serves(times: int) -> bool:
+    """Whether P, with all its lives, has said so often that it serves."""
+    log = deployments.log_dir("a") / "prefill-0.log"
+    return log.exists() and log.read_text().count("serving on") == times
+
+
+def test_what_still_starts_is_not_waited_for(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: deaf mute}}\n")
+    command = launcher.begin("up", recipe, "--set", "timeouts.stop_s=600")
+    assert until(lambda: serves(1))
+    started = time.monotonic()
+    command.kill(signal.SIGTERM)
+    assert command.wait() == 143
+    assert time.monotonic() - started < 60
+
+
+def test_what_starts_again_is_not_waited_for(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: later deaf mute}}\n")
+    command = launcher.begin("up", recipe, "--set", "timeouts.stop_s=600")
+    command.until("is ready")
+    os.kill(deployments.need("a").pids["prefill-0"], signal.SIGKILL)
+    assert until(lambda: serves(2))
+    started = time.monotonic()
+    command.kill(signal.SIGTERM)
+    assert command.wait() == 143
+    assert time.monotonic() - started < 60
+
+
 def test_second_signal_does_not_wait_for_stop_s(launcher: Launcher) -> None:
     recipe = launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: deaf}}\n")
     command = launcher.begin("up", recipe, "--set", "timeouts.stop_s=600")

@@ -15,13 +15,13 @@ import httpx
 
 from pdlaunch import control, deployments
 from pdlaunch.cli import parameters, showing
-from pdlaunch.cli.up import interruptible
 from pdlaunch.console import Terminal
 from pdlaunch.control import Wish
-from pdlaunch.errors import UsageError
+from pdlaunch.errors import Interrupted, UsageError
 from pdlaunch.plan import ProcessRole
 from pdlaunch.redaction import redact
 from pdlaunch.status import gather
+from pdlaunch.supervisor import SIGNALS
 from pdlaunch.watch import Watch
 
 _FOLLOW_EVERY_S = 0.2
@@ -83,9 +83,8 @@ def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float 
         raise UsageError("--interval goes with --watch", where="--interval")
     records = [deployments.need(name)] if name is not None else deployments.all_records()
     if is_watched and records:
-        with interruptible():
-            names = [record.name for record in records]
-            asyncio.run(_watch(terminal, names, interval_s or _WATCH_EVERY_S))
+        names = [record.name for record in records]
+        asyncio.run(_watch(terminal, names, interval_s or _WATCH_EVERY_S))
     found = [asyncio.run(gather(record)) for record in records]
     if as_json:
         data = [
@@ -103,8 +102,24 @@ def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float 
             terminal.warning(doubt)
 
 
-async def _watch(terminal: Terminal, names: Sequence[str], interval_s: float) -> Never:
-    """Look and show until a signal comes."""
+async def _watch(terminal: Terminal, names: Sequence[str], interval_s: float) -> None:
+    """Look and show until a signal comes, which leaves the terminal as it was."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[int] = asyncio.Queue()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, arrived.put_nowait, number)
+    stop = asyncio.create_task(arrived.get())
+    screen = asyncio.create_task(_show(terminal, names, interval_s))
+    await asyncio.wait((stop, screen), return_when=asyncio.FIRST_COMPLETED)
+    if not stop.done():
+        stop.cancel()
+        screen.result()
+    screen.cancel()
+    await asyncio.gather(screen, return_exceptions=True)
+    raise Interrupted(stop.result())
+
+
+async def _show(terminal: Terminal, names: Sequence[str], interval_s: float) -> Never:
     with terminal.live() as show:
         async with httpx.AsyncClient() as client:
             watch = Watch(names, client)
