@@ -96,10 +96,12 @@ class Launcher:
         output, errors = (self.folder / f"{number}.{kind}" for kind in ("out", "err"))
         output.touch()
         errors.touch()
+        heard, say = os.pipe()
         pid = os.fork()
         if pid == 0:
             code = 99
             try:
+                os.write(say, b"!")
                 if namespace is not None:
                     enter(namespace)
                 for descriptor, path in ((1, output), (2, errors)):
@@ -120,6 +122,10 @@ class Launcher:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
+        # Python forgets a signal that comes before it has noticed that it was forked.
+        os.read(heard, 1)
+        os.close(heard)
+        os.close(say)
         command = Command(pid, output, errors)
         self.started.append(command)
         return command

@@ -169,7 +169,7 @@ def holding_shared_memory(launch_id: str, folder: Path, *, lives_s: int) -> Proc
     # Ending takes long where much memory has to be given back, and files are closed last.
     code = (
         "import os, time\n"
-        "held = open(f'/dev/shm/pdlaunch_test_{os.getpid()}', 'w')\n"
+        f"held = open('/dev/shm/pdlaunch_test_{launch_id}', 'w')\n"
         "memory = bytearray(os.urandom(4096)) * 100_000\n"
         "print('made', flush=True)\n"
         f"time.sleep({lives_s})\n"
@@ -182,16 +182,17 @@ def holding_shared_memory(launch_id: str, folder: Path, *, lives_s: int) -> Proc
 def test_shared_memory_of_a_large_process_that_is_killed_goes(tmp_path: Path) -> None:
     backend = holding_shared_memory("shme0001", tmp_path, lives_s=600)
     assert leftovers.sweep("shme0001") == []
-    assert not list(Path("/dev/shm").glob("pdlaunch_test_*"))
+    assert not Path("/dev/shm/pdlaunch_test_shme0001").exists()
     stop(backend)
 
 
 def test_shared_memory_of_a_process_that_ended_by_itself_goes(tmp_path: Path) -> None:
     backend = holding_shared_memory("shme0002", tmp_path, lives_s=1)
     assert until(lambda: bool(backend.deaths()))
-    assert list(Path("/dev/shm").glob("pdlaunch_test_*"))
+    held = Path("/dev/shm/pdlaunch_test_shme0002")
+    assert held.exists()
     stop(backend)
-    assert not list(Path("/dev/shm").glob("pdlaunch_test_*"))
+    assert not held.exists()
 
 
 def test_semaphores_of_a_killed_process_go(tmp_path: Path) -> None:
