@@ -208,6 +208,26 @@ def test_good_requests_are_near_the_floor_and_the_one_engine() -> None:
     assert by_subject["floor"].goodput_per_s is None
 
 
+def test_ttft_is_held_against_the_floors_beside_it() -> None:
+    before, after, other = (
+        measured("floor", [request(ttft_s, tokens=1)] * 3).model_copy(update={"beside": mode})
+        for ttft_s, mode in ((0.9, "push"), (1.1, "push"), (3.0, "pull"))
+    )
+    found = results(
+        measured("floor", [request(0.5, tokens=1)] * 3),
+        measured("pull", [request(6.0)] * 3),
+        measured("push", [request(1.2)] * 3),
+        *(before, after, other),
+    )
+    over = {row.subject: row.ttft_over_floor for row in analysis.rows(found)}
+    assert over["push"] == pytest.approx(1.2) and over["pull"] == pytest.approx(2.0)
+    # The floor that is told is the one engine's.
+    (floor,) = (row for row in analysis.rows(found) if row.subject == "floor")
+    assert floor.ttft is not None and floor.ttft.p50 == pytest.approx(0.5)
+    ratio = analysis.ratio_of(found, LOAD, "TTFT", "floor")
+    assert ratio is not None and ratio.value == pytest.approx(1.2)
+
+
 def test_a_request_has_a_second_token_only_if_it_has_two() -> None:
     assert request(1.0, tpot_s=0.1).second_token_s == pytest.approx(1.1)
     assert request(1.0, tpot_s=0.1).tpot_s == pytest.approx(0.1)

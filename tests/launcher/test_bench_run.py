@@ -92,10 +92,16 @@ def test_all_modes_and_one_engine_are_measured_and_reported(
     code, out, err = launcher.run(*command)
     assert code == 0, err
     found = Results.model_validate_json(data.read_text())
-    measured = [(one.round, one.subject) for one in found.measurements]
+    measured = [(one.round, one.subject, one.beside) for one in found.measurements]
+    alone = [("floor", None), ("one-engine", None)]
+    pairs = [
+        each
+        for mode in ("pull", "push-upstream", "push")
+        for each in (("floor", mode), (mode, None), ("floor", mode))
+    ]
     assert measured == [
-        *((0, name) for name in ("floor", "one-engine", "pull", "push-upstream", "push")),
-        *((1, name) for name in ("pull", "push-upstream", "push", "floor", "one-engine")),
+        *((0, *each) for each in (*alone, *pairs)),
+        *((1, *each) for each in (*pairs, *alone)),
     ]
     assert [each.subject for each in found.idle[:4]] == [
         *("one-engine", "pull", "push-upstream", "push")
@@ -155,7 +161,7 @@ def test_the_floor_has_what_prefill_has_cached(
     # Each is warmed up first.
     assert fake_client.sent.read_text().splitlines() == [
         *(f"bench-one-engine {each}" for each in (asked, *floor, begun, asked)),
-        *(f"bench-push {each}" for each in (asked, begun, asked)),
+        *(f"bench-push {each}" for each in (asked, *floor, begun, asked, *floor)),
     ]
 
 

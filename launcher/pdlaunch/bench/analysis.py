@@ -154,17 +154,19 @@ def ratios(results: Results) -> list[Ratio]:
 
 def ratio_of(results: Results, load: str, what: str, other: Measured) -> Ratio | None:
     """Ours against one other in one figure; None where either lacks it."""
-    mine, theirs = results.of(OURS, load), results.of(other, load)
+    mine = results.of(OURS, load)
+    theirs = results.floors_of(OURS, load) if other == FLOOR else results.of(other, load)
     rounds = sorted({one.round for one in mine} & {one.round for one in theirs})
-    ours = [one for number in rounds for one in mine if one.round == number]
-    others = [one for number in rounds for one in theirs if one.round == number]
     of_round = _OF_ROUND.get(what)
     values = of_round or (lambda one: _values(one, what))
-    found = ratio(
-        [values(one) for one in ours],
-        [values(one) for one in others],
-        of="mean" if of_round else "median",
+    ours, others = (
+        [
+            [value for one in side if one.round == number for value in values(one)]
+            for number in rounds
+        ]
+        for side in (mine, theirs)
     )
+    found = ratio(ours, others, of="mean" if of_round else "median")
     if found is None:
         return None
     value, low, high = found
@@ -303,7 +305,8 @@ def _row(results: Results, load: str, subject: Measured, found: Sequence[Measure
     answered = [request for one in found for request in one.answered]
     took_s = sum(one.took_s for one in found)
     ttft = spread(request.ttft_s for request in answered)
-    floor = spread(request.ttft_s for one in results.of(FLOOR, load) for request in one.answered)
+    floors = results.floors_of(subject, load)
+    floor = spread(request.ttft_s for one in floors for request in one.answered)
     over_floor = ttft.p50 / floor.p50 if ttft and floor and subject != FLOOR else None
     requests = sum(len(one.requests) for one in found)
     moved = [one.moved for one in found if one.moved is not None]

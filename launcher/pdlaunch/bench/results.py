@@ -95,6 +95,8 @@ class Measurement(_Data):
     moved: Moved | None = None
     # Of the long answers that decode gave to others meanwhile: seconds a token, the mean.
     running_tpot_s: float | None = None
+    # A floor: the pair whose prefill engine gave it, just before or after that pair's own load.
+    beside: TransferMode | None = None
 
     @property
     def answered(self) -> list[Request]:
@@ -210,4 +212,15 @@ class Results(_Data):
 
     def of(self, subject: Measured, load: str) -> list[Measurement]:
         """The measurements of a subject under a load, a round each."""
-        return [one for one in self.measurements if (one.subject, one.load) == (subject, load)]
+        return self._of(subject, load, None)
+
+    def floors_of(self, subject: Measured, load: str) -> list[Measurement]:
+        """What a subject's TTFT is held against: the floors beside it, where it has such."""
+        beside = [
+            one for mode in self.modes if mode == subject for one in self._of(FLOOR, load, mode)
+        ]
+        return beside or self.of(FLOOR, load)
+
+    def _of(self, subject: Measured, load: str, beside: TransferMode | None) -> list[Measurement]:
+        wanted = subject, load, beside
+        return [one for one in self.measurements if (one.subject, one.load, one.beside) == wanted]

@@ -29,7 +29,7 @@ from pdlaunch.bench.results import (
     Results,
 )
 from pdlaunch.bench.running import running
-from pdlaunch.bench.schedule import ONE_ENGINE, Schedule, Subject, Visit, alone
+from pdlaunch.bench.schedule import MODES, ONE_ENGINE, Schedule, Subject, Visit, alone
 from pdlaunch.bench.workload import AS_IS, Load, Setup
 from pdlaunch.console import Reporter
 from pdlaunch.doctor import examination
@@ -305,9 +305,12 @@ class _Visit:
         self._found.idle.append(await self._at_rest(_IDLE_S, is_waiting=False))
         for load in self._visit.loads:
             seed = schedule.seed(load, self._visit.round)
-            if not self._is_pair:
+            # A pair's own floors, before and after: a machine's pace changes from visit to visit.
+            if not self._is_pair or load.is_one_at_a_time:
                 await self._load(load, seed, FLOOR)
             await self._load(load, seed, self._visit.subject)
+            if self._is_pair and load.is_one_at_a_time:
+                await self._load(load, seed, FLOOR)
         if self._link is not None and self._visit.setup.link_mbit_per_s is not None:
             await self._wait_for_kv(self._link, self._visit.setup.link_mbit_per_s)
 
@@ -410,7 +413,7 @@ class _Visit:
             started_s = time.monotonic()
             cpu_before, others_before_s = self._cpu()
             took_s, requests = await self._sender.run(
-                sent, self._url, self._plan, seed=seed, salt=salt
+                sent, self._url_for(subject), self._plan, seed=seed, salt=salt
             )
             cpu_after, others_after_s = self._cpu()
             running_tpot_s = None
@@ -422,6 +425,7 @@ class _Visit:
                 running_tpot_s = (
                     load.busy_decodes * (time.monotonic() - started_s) / max(1.0, generated)
                 )
+            mode = self._visit.subject
             measurement = Measurement(
                 subject=subject,
                 load=load.name,
@@ -431,8 +435,9 @@ class _Visit:
                 cpu_s=counters.cpu_since(cpu_before, cpu_after),
                 others_cpu_s=round(max(0.0, others_after_s - others_before_s), 3),
                 running_tpot_s=running_tpot_s,
+                beside=mode if subject == FLOOR and mode != ONE_ENGINE else None,
             )
-            if self._is_pair:
+            if subject in MODES:
                 after = await counters.settled(http, self._plan, before, load.requests)
                 measurement = measurement.model_copy(
                     update={
@@ -477,6 +482,9 @@ class _Visit:
     @property
     def _url(self) -> str:
         return self._plan.router_url if self._is_pair else self._plan.engines[0].url
+
+    def _url_for(self, subject: Measured) -> str:
+        return self._engine_of(is_decode=False).url if subject == FLOOR else self._url
 
     def _engine_of(self, *, is_decode: bool) -> ProcessPlan:
         return self._plan.engines[-1 if is_decode else 0]
@@ -532,8 +540,9 @@ def _told(one: Measurement) -> str:
     if not answered:
         return f"{one.subject}, {one.load}: no request was answered"
     mean_ms = 1e3 * sum(request.ttft_s for request in answered) / len(answered)
+    whose = f"{one.subject} beside {one.beside}" if one.beside else one.subject
     return (
-        f"{one.subject}, {one.load}: {len(answered)} of {len(one.requests)} requests in "
+        f"{whose}, {one.load}: {len(answered)} of {len(one.requests)} requests in "
         f"{one.took_s:.1f} s, mean TTFT {mean_ms:.0f} ms"
     )
 

@@ -44,7 +44,10 @@ class Visit:
             floor_tokens = sum(load.requests * load.prompt_tokens for load in self.loads)
             total_s += _BRING_UP_ONE_S + floor_tokens / _PREFILL_TOKENS_PER_S
         else:
-            total_s += _BRING_UP_S
+            # Its floors, before and after a load.
+            single = [load for load in self.loads if load.is_one_at_a_time]
+            floor_tokens = 2 * sum(load.requests * load.prompt_tokens for load in single)
+            total_s += _BRING_UP_S + floor_tokens / _PREFILL_TOKENS_PER_S
         if any(load.scattered for load in self.loads):
             total_s += _SCATTERING_S
         return total_s + (_WAITING_S if self.setup.link_mbit_per_s else 0.0)

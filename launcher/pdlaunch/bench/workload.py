@@ -65,6 +65,10 @@ class Load:
         return f"{self.workload} x{self.at_once}"
 
     @property
+    def is_one_at_a_time(self) -> bool:
+        return self.at_once == 1
+
+    @property
     def longest_tokens(self) -> int:
         return self.prompt_tokens + self.answer_tokens
 
