@@ -217,6 +217,7 @@ def test_a12_prefill_releases_its_blocks_on_completion(pairs: Pairs) -> None:
 # ---------- Wrong data ----------
 
 
+@pytest.mark.slow
 def test_b1_a_write_outlasts_the_lease(pairs: Pairs) -> None:
     async def work(case: Case) -> None:
         asked, request_id = question("b1"), new_id()
@@ -328,6 +329,7 @@ def test_c_1_and_c_2_parameters_that_lack_most(pairs: Pairs, kept: tuple[str, ..
     pairs.run(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["prefill", "decode"])
 def test_c_4_notifications_that_are_none(pairs: Pairs, to: str) -> None:
     async def work(case: Case) -> None:

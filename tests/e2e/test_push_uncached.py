@@ -14,6 +14,8 @@ from checks import ENDED_WITHIN_S, kill, wait_until_freed, wait_until_used
 from questions import COMPLETIONS, EVERYTHING, some
 from serving import AT_ONCE, TINY, Connection, Deployment, Reference, deployed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pair(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
@@ -61,7 +63,6 @@ def test_repeated_questions_move_their_kv_again(pair: Deployment, reference: Ref
     pair.run(work)
 
 
-@pytest.mark.slow
 def test_answers_with_legs_one_after_the_other(pair: Deployment, reference: Reference) -> None:
     asked = some(7)
 
@@ -72,7 +73,6 @@ def test_answers_with_legs_one_after_the_other(pair: Deployment, reference: Refe
     pair.run(work)
 
 
-@pytest.mark.slow
 def test_answers_with_decode_first(pair: Deployment, reference: Reference) -> None:
     asked = some(7)
 
