@@ -93,6 +93,7 @@ def text(answers: Answers, overrides: Sequence[str] = ()) -> str:
         if problem is not None:
             raise UsageError(problem.message, where=f"--set {override}")
     lines = [
+        "# yaml-language-server: $schema=recipe.schema.json",
         f"# Prefill and decode on {PLACES[answers.place]}.",
         "# Written by `pdlaunch new`; nobody has run it yet. Every key: pdlaunch's docs/recipe.md.",
         "# Editors complete them after: pdlaunch recipe schema --output recipe.schema.json",

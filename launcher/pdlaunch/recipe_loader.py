@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from pdlaunch import model_shape, recipe_checks
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
-from pdlaunch.recipe import NEURON_VLLM_VERSION, Recipe, is_path
+from pdlaunch.recipe import LOCAL_HOST, NEURON_VLLM_VERSION, Recipe, is_path
 from pdlaunch.recipe_checks import Problem
 
 KeyPath = tuple[str, ...]
@@ -121,6 +121,10 @@ def loads(
             f"it cannot be started: engine.variant neuron is vLLM {NEURON_VLLM_VERSION}, to which "
             "the patch series does not apply",
         )
+    if is_path(recipe.model) and not Path(recipe.model).exists():
+        notes += (
+            f"no model folder at {recipe.model} on this machine; each host of an engine needs it",
+        )
     if shape is None:
         notes += (
             f"the shape of {recipe.model} is not known here, so its heads were not checked "
@@ -223,13 +227,22 @@ def override_key(data: dict[str, Any], override: str, seen: dict[KeyPath, str]) 
 
 
 def _locate_model(recipe: Recipe, folder: Path) -> tuple[Recipe, Problem | None]:
-    """Make a model's path absolute (it is relative to the recipe) and see that it is there."""
+    """Make a model's path absolute (it is relative to the recipe) and see that it is there.
+
+    Not needed here by those who only plan and render; `up` and `doctor` look where engines run.
+    """
     key = ("model",)
     if is_path(recipe.model):
         location = (folder / recipe.model).resolve()
         recipe = recipe.model_copy(update={"model": str(location)})
+        if not location.exists() and _may_lack(recipe):
+            return recipe, None
         if not location.is_dir():
-            return recipe, Problem(key, f"no model folder at {location}")
+            return recipe, Problem(
+                key,
+                f"no model folder at {location}; without it, tell its sizes in model_shape: that "
+                "is enough to plan and to render",
+            )
         if not (location / "config.json").is_file():
             return recipe, Problem(key, f"{location} holds no config.json: not a model folder")
         return recipe, None
@@ -238,9 +251,19 @@ def _locate_model(recipe: Recipe, folder: Path) -> tuple[Recipe, Problem | None]
         near = difflib.get_close_matches(recipe.model, model_shape.OWN_MODELS, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else ""
         return recipe, Problem(
-            key, f"unknown {kind}: model {recipe.model}{hint} (a path starts with / or ./)"
+            key,
+            f"unknown {kind}: model {recipe.model}{hint} (a path starts with / or ./; "
+            "what is in an object store is copied to a folder on each host first)",
         )
     return recipe, None
+
+
+def _may_lack(recipe: Recipe) -> bool:
+    """Whether a recipe holds on a machine without its model's folder."""
+    if recipe.model_shape is not None:
+        return True
+    addresses = [recipe.role(role).address for role in recipe_checks.ROLES]
+    return not any(each == LOCAL_HOST or recipe_checks.is_loopback(each) for each in addresses)
 
 
 def _translate(errors: Iterable[ErrorDetails]) -> Iterator[Problem]:

@@ -143,6 +143,12 @@ def model_that_the_hub_does_not_have(patient: Patient, patch: pytest.MonkeyPatch
     hub(patient, patch, 404)
 
 
+@fault("model", "error", "no model folder at /nowhere/acme", "copy the model there")
+def model_that_is_elsewhere(patient: Patient, _: pytest.MonkeyPatch) -> None:
+    patient.set("model", "/nowhere/acme")
+    patient.set("model_shape", {"attention_heads": 32, "kv_heads": 8})
+
+
 @fault("model", "error", "refuses Org/Model with 401", "HF_TOKEN")
 def gated_model(patient: Patient, patch: pytest.MonkeyPatch) -> None:
     hub(patient, patch, 401)

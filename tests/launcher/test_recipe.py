@@ -166,6 +166,20 @@ def test_missing_model_folder_names_the_key_and_the_place(tmp_path: Path) -> Non
     assert f"recipe.yaml:2: model: no model folder at {tmp_path}/nowhere" in message
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "model_shape: {attention_heads: 32, kv_heads: 8}\n",
+        "prefill: {host: 10.0.0.11}\ndecode: {host: 10.0.0.12}\n",
+    ],
+)
+def test_a_recipe_may_be_written_where_its_model_is_not(tmp_path: Path, told: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: a\nmodel: /nowhere/acme\n{told}")
+    loaded = recipe_loader.load(path)
+    assert any("no model folder at /nowhere/acme on this machine" in note for note in loaded.notes)
+
+
 def test_folder_without_config_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no config.json" in refusal(tmp_path, "name: a\nmodel: ./empty\n")

@@ -196,8 +196,12 @@ def test_command_prints_the_file() -> None:
 
 
 def test_each_engine_has_an_image_of_its_own_by_default() -> None:
-    for name, image in (("tiny-qwen3-cpu", "pdlaunch:cpu"), ("qwen3-0.6b-gpu", "pdlaunch:latest")):
+    for name, image in (
+        ("tiny-qwen3-cpu", "pdlaunch:cpu"),
+        ("qwen3-0.6b-gpu", "pdlaunch:latest"),
+    ):
         result = CliRunner().invoke(cli, ["render", "compose", name])
         assert result.exit_code == 0, result.output
         assert services(result.stdout)["router"]["image"] == image
-        assert "`pdlaunch build image` makes it" in result.stderr
+        command = "pdlaunch build image" + (" --variant cpu" if image == "pdlaunch:cpu" else "")
+        assert f"`{command}` makes it" in result.stderr

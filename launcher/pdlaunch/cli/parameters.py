@@ -62,5 +62,10 @@ optional_running = click.argument("name", required=False, shell_complete=_runnin
 optional_logged = click.argument("name", required=False, shell_complete=_logged)
 optional_log = click.argument("process", required=False, shell_complete=_logs)
 overrides = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key, as in engine.args.seed=7 or 'transfer.backends=[UCX]'. VALUE is YAML. "
+    "Once for each key.",
 )

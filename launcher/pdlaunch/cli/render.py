@@ -255,9 +255,10 @@ def _with_image(recipe: Recipe, image: str | None, terminal: Terminal) -> Recipe
     """The recipe with the image of its containers named."""
     if (named := image or recipe.docker.image) is None:
         named = containers.image_of(recipe)
+        made = "" if recipe.engine.variant == "cuda" else f" --variant {recipe.engine.variant}"
         terminal.warning(
-            f"{named} must be where the containers run: `pdlaunch build image` makes it; push it "
-            "to a registry that they can pull from, and name it with --image"
+            f"{named} must be where the containers run: `pdlaunch build image{made}` makes it; "
+            "push it to a registry that they can pull from, and name it with --image"
         )
     docker = recipe.docker.model_copy(update={"image": named})
     return recipe.model_copy(update={"docker": docker})

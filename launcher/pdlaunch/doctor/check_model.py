@@ -13,6 +13,7 @@ from pdlaunch.doctor import check_devices, kv
 from pdlaunch.doctor.facts import Deployment, Facts, Hub, Model, Weights
 from pdlaunch.doctor.findings import Finding, error, not_checked, ok, size, warning
 from pdlaunch.planner import DEFAULT_CPU_KV_CACHE_GIB
+from pdlaunch.recipe import is_path
 from pdlaunch.recipe_checks import ROLES, Role, workers_per_engine
 
 _SMALL_BLOCK_TOKENS = 64
@@ -33,6 +34,13 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     if model.problem is not None:
         yield error(
             "model", model.problem, "fetch the model again, or mend the file", where="model"
+        )
+    elif is_path(name) and model.config is None:
+        yield error(
+            "model",
+            f"no model folder at {name}",
+            "copy the model there, or name the folder that has it",
+            where="model",
         )
     elif otherwise:
         flag = otherwise[0]
