@@ -570,6 +570,17 @@ def test_sound_machine_raises_no_alarm(patient: Patient) -> None:
     assert told >= {"side-channel", "ports", "reachability", "clock", "shape", "kv-cache"}
 
 
+@pytest.mark.parametrize(("secret", "told"), [(None, "everybody else"), ("s" * 32, "need the")])
+def test_it_is_said_whether_the_side_channel_needs_a_secret(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch, secret: str | None, told: str
+) -> None:
+    monkeypatch.delenv("VLLM_NIXL_SIDE_CHANNEL_SECRET", raising=False)
+    if secret is not None:
+        monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_SECRET", secret)
+    found = [each.evidence for each in patient.examine() if each.check == "side-channel"]
+    assert found and all(told in each and "s" * 32 not in each for each in found)
+
+
 def test_sound_cpu_machine_raises_no_alarm(patient: Patient) -> None:
     on_cpu(patient)
     assert patient.complaints() == {}

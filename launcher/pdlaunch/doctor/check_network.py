@@ -64,7 +64,13 @@ def addresses(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
                     where=f"{role}.host",
                 )
             else:
-                yield ok("side-channel", f"peers reach {role} at {host}")
+                yield ok("side-channel", f"peers reach {role} at {host}{_guarded(facts, host)}")
+
+
+def _guarded(facts: Facts, host: str) -> str:
+    if facts.machine.has_side_channel_secret:
+        return f", and need the {ENGINES_ONLY_ENV[0]} that is set here"
+    return "" if is_loopback(host) else f"; so does everybody else there: no {ENGINES_ONLY_ENV[0]}"
 
 
 def ports(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
