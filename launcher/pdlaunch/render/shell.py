@@ -54,14 +54,24 @@ def _process(process: ProcessPlan) -> Iterator[str]:
         return
     parts = ["env", *(f"-u {name}" for name in process.env_unset)]
     parts = [" ".join(parts)]
-    parts += [f"{name}={shlex.quote(value)}" for name, value in sorted(process.env.items())]
     parts += [
-        # Left for the shell that runs the command, whose value is not known here.
-        f'{name}="{value}${{{name}:+:${name}}}"'
-        for name, value in process.env_prepend.items()
+        f"{name}={shlex.quote(value)}"
+        for name, value in sorted(process.env.items())
+        if name not in process.env_prepend
     ]
+    parts += [_prepended(process, name) for name in process.env_prepend]
     parts += _argv(process.argv)
     yield " \\\n  ".join(parts)
+
+
+def _prepended(process: ProcessPlan, name: str) -> str:
+    value = process.env_prepend[name]
+    if name in process.env:
+        return f"{name}={shlex.quote(f'{value}:{process.env[name]}')}"
+    if name in process.env_unset:
+        return f"{name}={shlex.quote(value)}"
+    # Left for the shell that runs the command, whose value is not known here.
+    return f'{name}="{value}${{{name}:+:${name}}}"'
 
 
 def _argv(argv: tuple[str, ...]) -> list[str]:
