@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launching import Launcher, fake_processes, leftover_files, until
+from launching import Command, Launcher, fake_processes, leftover_files, until
 from pdlaunch import deployments, warm_start
 
 
@@ -271,14 +271,18 @@ def serves(times: int) -> bool:
     return log.exists() and log.read_text().count("serving on") == times
 
 
-def test_what_still_starts_is_not_waited_for(launcher: Launcher) -> None:
-    recipe = launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: deaf mute}}\n")
-    command = launcher.begin("up", recipe, "--set", "timeouts.stop_s=600")
-    assert until(lambda: serves(1))
+def ends_at_once(command: Command) -> None:
     started = time.monotonic()
     command.kill(signal.SIGTERM)
     assert command.wait() == 143
     assert time.monotonic() - started < 60
+
+
+def test_what_still_starts_is_not_waited_for(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "prefill: {env: {FAKE_ENGINE: deaf mute}}\n")
+    command = launcher.begin("up", recipe, "--set", "timeouts.stop_s=600")
+    assert until(lambda: serves(1))
+    ends_at_once(command)
 
 
 def test_what_starts_again_is_not_waited_for(launcher: Launcher) -> None:
@@ -287,10 +291,7 @@ def test_what_starts_again_is_not_waited_for(launcher: Launcher) -> None:
     command.until("is ready")
     os.kill(deployments.need("a").pids["prefill-0"], signal.SIGKILL)
     assert until(lambda: serves(2))
-    started = time.monotonic()
-    command.kill(signal.SIGTERM)
-    assert command.wait() == 143
-    assert time.monotonic() - started < 60
+    ends_at_once(command)
 
 
 def test_second_signal_does_not_wait_for_stop_s(launcher: Launcher) -> None:
