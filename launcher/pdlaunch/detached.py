@@ -128,7 +128,8 @@ class _Starter:
             pass
 
     def _listen(self) -> None:
-        if sys.stdin.buffer.readline() != _KEEP:
+        # Not by sys.stdin: an interpreter that ends while a thread waits there dies of it.
+        if os.read(0, len(_KEEP)) != _KEEP:
             # Gone without a word: the same as a terminal that hangs up.
             self._signals.put(signal.SIGHUP)
         self._answered.set()

@@ -442,7 +442,8 @@ class TimeoutsSection(Section):
     )
     stop_s: Seconds = Field(
         default=30.0,
-        description="Seconds from asking a process to stop until it is killed.",
+        description="Seconds from asking a process to stop until it is killed; one that still "
+        "starts gets 3 at most.",
         examples=[60],
     )
     drain_s: Seconds = Field(

@@ -240,8 +240,8 @@ def _locate_model(recipe: Recipe, folder: Path) -> tuple[Recipe, Problem | None]
         if not location.is_dir():
             return recipe, Problem(
                 key,
-                f"no model folder at {location}; without it, tell its sizes in model_shape: that "
-                "is enough to plan and to render",
+                f"no model folder at {location}: check the path; to plan or render where the model "
+                "is not, tell its sizes in model_shape",
             )
         if not (location / "config.json").is_file():
             return recipe, Problem(key, f"{location} holds no config.json: not a model folder")

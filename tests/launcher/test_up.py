@@ -236,6 +236,8 @@ def test_detached_start_that_fails_reports_the_same(launcher: Launcher) -> None:
     )
     assert code == 7
     assert "prefill-0 exited with code 7" in err and "ValueError: no such model" in err
+    log = (deployments.log_dir("a") / "supervisor.log").read_text()
+    assert "prefill-0 exited" in log and "Fatal Python error" not in log
 
 
 def test_kv_that_does_not_move_is_a_failed_start(

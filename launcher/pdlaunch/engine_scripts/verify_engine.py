@@ -14,5 +14,9 @@ if __name__ == "__main__":
     if vllm.__version__ != stated:
         sys.exit(f"vllm says it is {vllm.__version__}, its metadata say {stated}")
     if "+cpu" in torch.__version__ and importlib.util.find_spec("torchvision"):
-        sys.exit("torchvision is installed; its CUDA build breaks transformers beside CPU torch")
+        sys.exit(
+            f"torchvision is installed beside torch {torch.__version__}, a build for CPUs: its "
+            "CUDA build breaks transformers. For a CUDA engine, keep sources of torch for CPUs out of "
+            "pip's configuration"
+        )
     print(json.dumps({"vllm": stated, "torch": torch.__version__}))
