@@ -16,7 +16,7 @@ if __name__ == "__main__":
     if "+cpu" in torch.__version__ and importlib.util.find_spec("torchvision"):
         sys.exit(
             f"torchvision is installed beside torch {torch.__version__}, a build for CPUs: its "
-            "CUDA build breaks transformers. For a CUDA engine, keep sources of torch for CPUs out of "
-            "pip's configuration"
+            "CUDA build breaks transformers. For a CUDA engine, keep sources of torch for CPUs "
+            "out of pip's configuration"
         )
     print(json.dumps({"vllm": stated, "torch": torch.__version__}))
