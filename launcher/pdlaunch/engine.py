@@ -88,6 +88,21 @@ def ensure(variant: EngineVariant, reporter: Reporter) -> Engine:
     return engine
 
 
+def planned_router() -> Path:
+    """Where the router is, or would be, on a machine that runs no engine. Touches nothing."""
+    return _router_root() / "bin" / "vllm-router"
+
+
+def ensure_router(reporter: Reporter) -> None:
+    """The router by itself, installed when it is missing: megabytes, where an engine has many."""
+    root, program = _router_root(), planned_router()
+    with _locked(root, reporter):
+        if _marker_of(root) is None or not _executable(program):
+            _delete(root)
+            engine_install.install_router(root, reporter)
+            _mark(root, {"tools": [engine_install.ROUTER]})
+
+
 def repair(variant: Variant, reporter: Reporter) -> Engine:
     """Checks an engine by importing what it needs, and builds it again when that fails."""
     series = load_series()
@@ -113,7 +128,7 @@ def packages_of(engine: Engine) -> Path:
 
 def installed() -> list[Installed]:
     """The environments in the cache, by name."""
-    current = {planned(variant).root for variant in VARIANTS}
+    current = {_router_root(), *(planned(variant).root for variant in VARIANTS)}
     return [
         Installed(root.name, root, _marker_of(root) is not None, root in current)
         for root in _environments(_engines_dir())
@@ -179,6 +194,11 @@ def _engine(variant: Variant, series: Series) -> Engine:
         version=version_of(series, variant),
         series_hash=series.hash,
     )
+
+
+def _router_root() -> Path:
+    key = hashlib.sha256(engine_install.ROUTER.encode()).hexdigest()[:12]
+    return _engines_dir() / f"router-{key}-{_python_tag()}"
 
 
 def _packages(variant: Variant, series: Series) -> Path:

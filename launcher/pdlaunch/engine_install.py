@@ -17,17 +17,18 @@ from zipfile import ZipFile
 
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from pdlaunch.console import Reporter
 from pdlaunch.errors import PdError
 from pdlaunch.upstream import Variant
 
 _NIXL = "1.5.1"
-_ROUTER = "vllm-router>=0.1.17,<0.2"
+ROUTER = "vllm-router>=0.1.17,<0.2"
 # What transformers needs to convert the embedded model.
 _CONVERTERS = ("accelerate>=1,<2", "gguf>=0.17,<1")
 
-TOOLS = (f"nixl=={_NIXL}", _ROUTER, *_CONVERTERS)
+TOOLS = (f"nixl=={_NIXL}", ROUTER, *_CONVERTERS)
 
 # Where PyTorch's CPU builds come from when pip's own sources don't have them.
 _TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -41,14 +42,20 @@ def install_packages(root: Path, variant: Variant, wheel: Path, reporter: Report
     """Makes an environment of all that vLLM needs, and of NIXL, the router and the tools."""
     _create(root)
     pip = _Pip(root, reporter)
-    torch, others = _requirements(wheel)
+    torch, others = _requirements(wheel, variant)
     _install_torch(pip, torch, variant)
     pip.install("installing what vLLM needs", others)
     # The meta package asks for the builds of both CUDA majors: gigabytes, for one that is used.
     build = f"nixl-cu{_cuda_major(root)}=={_NIXL}"
     pip.install(f"installing {build}", [build])
     pip.install(f"installing nixl {_NIXL}", ["--no-deps", f"nixl=={_NIXL}"])
-    pip.install("installing the router and tools", [_ROUTER, *_CONVERTERS])
+    pip.install("installing the router and tools", [ROUTER, *_CONVERTERS])
+
+
+def install_router(root: Path, reporter: Reporter) -> None:
+    """Makes an environment of the router alone."""
+    _create(root)
+    _Pip(root, reporter).install("installing the router", [ROUTER])
 
 
 def install_vllm(root: Path, packages: Path, wheel: Path, reporter: Reporter) -> None:
@@ -166,17 +173,27 @@ def _install_torch(pip: _Pip, torch: str, variant: Variant) -> None:
         )
 
 
-def _requirements(wheel: Path) -> tuple[str, list[str]]:
+def _requirements(wheel: Path, variant: Variant) -> tuple[str, list[str]]:
     """What the wheel's own metadata asks for: torch, and the rest."""
     with ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata, _ = parse_email(archive.read(name))
     wanted = [Requirement(line) for line in metadata.get("requires_dist", [])]
     here = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
+    if variant == "cuda":
+        for requirement in here:
+            requirement.specifier &= _no_cpu_builds(requirement.specifier)
     torch = [f"torch{r.specifier}" for r in here if r.name == "torch"]
     if len(torch) != 1:
         raise PdError("the published wheel does not say which torch it needs", where=str(wheel))
     return torch[0], [str(r) for r in here if r.name != "torch"]
+
+
+def _no_cpu_builds(specifier: SpecifierSet) -> SpecifierSet:
+    """pip takes 1.0+cpu for 1.0, and for the newer of the two where a source has both."""
+    pinned = [each.version for each in specifier if each.operator == "=="]
+    plain = [version for version in pinned if "+" not in version and "*" not in version]
+    return SpecifierSet(",".join(f"!={version}+cpu" for version in plain))
 
 
 def _cuda_major(root: Path) -> str:

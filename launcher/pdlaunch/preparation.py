@@ -37,6 +37,8 @@ def planned(
         facts = hosts.facts_for(recipe, running.launch_id)
         facts = replace(facts, free_ports=(*_ports_of(running), *facts.free_ports))
     own = engine.planned(recipe.engine.variant)
+    if only == "router":
+        own = replace(own, router=engine.planned_router())
     if recipe.backend == "docker":
         made = plan(recipe, facts, containers.in_image(own), planned_model(recipe))
         hosts_named = (recipe.prefill.host, recipe.decode.host, recipe.router.host)
@@ -111,6 +113,9 @@ def provide(recipe: Recipe, made: DeploymentPlan, reporter: Reporter) -> None:
         _check_images(containers.image_of(recipe), made, reporter)
     kind, _, name = recipe.model.partition(":")
     if made.endpoints and kind not in ("embedded", "random"):
+        return
+    if made.only == "router":
+        engine.ensure_router(reporter)
         return
     built = engine.ensure(recipe.engine.variant, reporter)
     if kind == "embedded":

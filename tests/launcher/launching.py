@@ -232,6 +232,8 @@ def launcher(
 ) -> Iterator[Launcher]:
     monkeypatch.setattr(engine, "planned", lambda variant: fake_engine)
     monkeypatch.setattr(engine, "ensure", lambda variant, reporter: fake_engine)
+    monkeypatch.setattr(engine, "planned_router", lambda: fake_engine.router)
+    monkeypatch.setattr(engine, "ensure_router", lambda reporter: None)
     monkeypatch.setattr(models, "planned_random", lambda name: tmp_path / "model")
     monkeypatch.setattr(models, "ensure_random", lambda *_: tmp_path / "model")
     running = Launcher(tmp_path, [])

@@ -26,6 +26,7 @@ class FakeInstall:
     def __init__(self) -> None:
         self.packages = 0
         self.engines = 0
+        self.routers = 0
         self.fails = False
         self.complaints: Iterator[str | None] = repeat(None)
 
@@ -45,6 +46,12 @@ class FakeInstall:
         make_programs(root, "python", "vllm")
         (root / "bin" / "vllm-router").symlink_to(packages / "bin" / "vllm-router")
 
+    def install_router(self, root: Path, reporter: FakeReporter) -> None:
+        self.routers += 1
+        if self.fails:
+            raise PdError("installing the router failed")
+        make_programs(root, "vllm-router")
+
     def complaint(self, python: Path, version: str) -> str | None:
         return next(self.complaints)
 
@@ -60,7 +67,7 @@ def make_programs(root: Path, *names: str) -> None:
 @pytest.fixture
 def pip(monkeypatch: pytest.MonkeyPatch, upstream: FakeUpstream) -> FakeInstall:
     fake = FakeInstall()
-    for name in ("install_packages", "install_vllm", "complaint"):
+    for name in ("install_packages", "install_vllm", "install_router", "complaint"):
         monkeypatch.setattr(engine_install, name, getattr(fake, name))
     monkeypatch.setattr(engine, "load_series", upstream.series)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -180,6 +187,21 @@ def test_repair_builds_again_what_does_not_import(pip: FakeInstall) -> None:
     engine.repair("cpu", reporter)
     assert (pip.packages, pip.engines) == (2, 2)
     assert any("libtorch.so is gone" in said for said in reporter.said)
+
+
+def test_router_by_itself_is_installed_once_and_removed(pip: FakeInstall) -> None:
+    pip.fails = True
+    with pytest.raises(PdError, match="installing the router"):
+        engine.ensure_router(FakeReporter())
+    pip.fails = False
+    for _ in range(2):
+        engine.ensure_router(FakeReporter())
+    assert (pip.packages, pip.engines, pip.routers) == (0, 0, 2)
+    (found,) = engine.installed()
+    assert found.complete and found.current
+    assert engine.planned_router() == found.root / "bin" / "vllm-router"
+    engine.remove(found.name, FakeReporter())
+    assert engine.installed() == []
 
 
 def test_list_tells_current_old_and_incomplete(pip: FakeInstall, upstream: FakeUpstream) -> None:

@@ -14,6 +14,7 @@ from fake_upstream import TAG, FakeReporter, published_in
 from pdlaunch import engine, engine_install
 from pdlaunch.engine import Engine
 from pdlaunch.errors import PdError
+from pdlaunch.upstream import Variant
 
 PACKAGES = {
     "torch": ("2.13.0+cpu", "__version__ = '2.13.0+cpu'\nclass version:\n    cuda = None\n"),
@@ -30,8 +31,9 @@ PACKAGES = {
 SAID = FakeReporter()
 
 
-def publish_package(folder: Path, name: str) -> None:
-    version, source = PACKAGES[name]
+def publish_package(folder: Path, name: str, version: str = "") -> None:
+    usual, source = PACKAGES[name]
+    version = version or usual
     info = f"{name}-{version}.dist-info"
     requires = "Requires-Dist: nixl-cu12\nRequires-Dist: nixl-cu13\n" if name == "nixl" else ""
     files = {
@@ -88,6 +90,30 @@ def test_metadata_of_both_layers_are_visible(built: Engine) -> None:
 
 def test_router_runs_from_the_engine(built: Engine) -> None:
     assert run(built.router) == "the router\n"
+
+
+def test_router_runs_without_an_engine(built: Engine) -> None:
+    engine.ensure_router(FakeReporter())
+    assert run(engine.planned_router()) == "the router\n"
+
+
+@pytest.mark.parametrize(
+    ("variant", "taken"), [("cpu", "torch-2.13.0+cpu"), ("cuda", "torch-2.13.0")]
+)
+def test_torch_is_of_the_engines_variant(
+    built: Engine, tmp_path: Path, variant: Variant, taken: str
+) -> None:
+    for version in ("2.13.0", "2.13.0+cpu"):
+        publish_package(tmp_path, "torch", version)
+    wheel = tmp_path / "vllm.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        needs = "Metadata-Version: 2.1\nName: vllm\nVersion: 1\nRequires-Dist: torch==2.13.0\n"
+        archive.writestr("vllm-1.dist-info/METADATA", needs)
+    torch, _ = engine_install._requirements(wheel, variant)
+    python = engine.packages_of(built) / "bin" / "python"
+    sources = ["--no-index", "--find-links", tmp_path, "--no-deps", "--dest", tmp_path / "taken"]
+    run(python, "-m", "pip", "download", *sources, torch)
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == [f"{taken}-py3-none-any.whl"]
 
 
 def test_vllm_program_belongs_to_the_engine(built: Engine) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fake_upstream import FakeReporter
 from launching import Command, Launcher, fake_processes, leftover_files, until
-from pdlaunch import deployments, warm_start
+from pdlaunch import deployments, engine, preparation, recipe_loader, warm_start
 
 
 @pytest.fixture(autouse=True)
@@ -433,6 +434,22 @@ def test_only_starts_one_role_under_a_name_of_its_own(launcher: Launcher) -> Non
     assert code == 2 and "belongs to 203.0.113.9" in err
     code, _, err = launcher.run("up", recipe)
     assert code == 2 and "where: decode.host" in err
+
+
+def test_router_by_itself_needs_no_engine(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    router = tmp_path / "router" / "vllm-router"
+    elsewhere = "prefill: {host: 203.0.113.8}\ndecode: {host: 203.0.113.9}\n"
+    loaded = recipe_loader.load(Path(launcher.recipe("a", elsewhere)), ())
+    provided = []
+    monkeypatch.setattr(engine, "planned_router", lambda: router)
+    monkeypatch.setattr(engine, "ensure_router", lambda reporter: provided.append(router))
+    monkeypatch.delattr(engine, "ensure")
+    plan = preparation.planned(loaded, "router")
+    preparation.provide(loaded.recipe, plan, FakeReporter())
+    assert [process.argv[0] for process in plan.own] == [str(router)]
+    assert provided == [router]
 
 
 def test_taken_port_is_named_before_anything_starts(launcher: Launcher) -> None:
