@@ -10,10 +10,9 @@ import socket
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
-from launching import Command, Launcher, fake_processes, leftover_files, until
+from launching import Command, Launcher, crash, fake_processes, leftover_files, until
 from pdlaunch import deployments, warm_start
 
 
@@ -344,14 +343,7 @@ def test_starter_of_a_detached_deployment_that_is_killed_early_takes_it_along(
 def test_crashed_deployment_is_cleared_by_the_next_up(launcher: Launcher) -> None:
     recipe = launcher.recipe("a")
     assert launcher.run("up", recipe, "--detach")[0] == 0
-    record = deployments.read("a")
-    assert record is not None
-    guardians = [
-        process for process in fake_processes() if "pdlaunch.guardian" in process.cmdline()
-    ]
-    # As when the machine's memory ran out: nobody is left to clean up.
-    for process in (*guardians, psutil.Process(record.supervisor_pid)):
-        process.kill()
+    crash("a")
     assert len(fake_processes()) >= 3
     code, _, err = launcher.run("up", recipe, "--detach")
     assert code == 0 and "clearing what a crashed a left" in err

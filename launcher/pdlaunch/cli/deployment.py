@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from pdlaunch import control, deployments
 from pdlaunch.cli import parameters, showing
 from pdlaunch.console import Terminal
 from pdlaunch.control import Wish
-from pdlaunch.errors import Interrupted, UsageError
+from pdlaunch.errors import Interrupted, PdError, UsageError
 from pdlaunch.plan import ProcessRole
 from pdlaunch.redaction import redact
 from pdlaunch.status import gather
@@ -38,17 +39,25 @@ _WATCH_EVERY_S = 1.0
 def down(name: str | None, everything: bool) -> None:
     """Take a deployment down, whatever state it is in. Harmless when nothing is up."""
     terminal = Terminal()
-    if everything:
-        records = deployments.all_records()
-    else:
-        record = deployments.find(name) if name is not None else deployments.select(None)
-        records = [] if record is None else [record]
-    if not records:
+    up = deployments.names()
+    if not everything:
+        wanted = name if name is not None else deployments.the_only()
+        up = [each for each in up if each == wanted]
+    if not up:
         terminal.status(f"{name or 'nothing'} is {'not ' if name else ''}up")
-    for record in records:
-        terminal.status(f"taking {record.name} down")
-        deployments.take_down(record, terminal)
-        terminal.success(f"{record.name} is down")
+    code = 0
+    for each in up:
+        terminal.status(f"taking {each} down")
+        try:
+            deployments.take_down(each, terminal)
+        except PdError as error:
+            # What is left over of one must not keep the others up.
+            terminal.error(error)
+            code = error.exit_code
+        else:
+            terminal.success(f"{each} is down")
+    if code:
+        sys.exit(code)
 
 
 @click.command(
@@ -81,7 +90,13 @@ def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float 
         raise UsageError("--json does not go with --watch", where="--json")
     if interval_s is not None and not is_watched:
         raise UsageError("--interval goes with --watch", where="--interval")
-    records = [deployments.need(name)] if name is not None else deployments.all_records()
+    unreadable: Sequence[PdError] = ()
+    if name is not None:
+        records = [deployments.need(name)]
+    else:
+        records, unreadable = deployments.all_records()
+    for error in unreadable:
+        terminal.warning(str(error))
     if is_watched and records:
         names = [record.name for record in records]
         asyncio.run(_watch(terminal, names, interval_s or _WATCH_EVERY_S))
@@ -92,14 +107,16 @@ def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float 
             for each in found
         ]
         terminal.data(json.dumps(data[0] if name is not None else data, indent=2))
-        return
-    if not found:
+    elif not found and not unreadable:
         terminal.status("nothing is up")
-    for each in found:
-        for line in showing.report(each):
-            terminal.data(line)
-        for doubt in showing.doubts(each):
-            terminal.warning(doubt)
+    else:
+        for each in found:
+            for line in showing.report(each):
+                terminal.data(line)
+            for doubt in showing.doubts(each):
+                terminal.warning(doubt)
+    if unreadable:
+        sys.exit(1)
 
 
 async def _watch(terminal: Terminal, names: Sequence[str], interval_s: float) -> None:
