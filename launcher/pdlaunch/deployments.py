@@ -34,6 +34,7 @@ _STOP_MARGIN_S = 30.0
 _UNREAD_STOP_S = 300.0
 
 State = Literal["starting", "ready", "stopping"]
+Condition = State | Literal["crashed"]
 
 
 class Event(BaseModel):
@@ -87,6 +88,10 @@ class Record(BaseModel):
             same = abs(process.create_time() - self.supervisor_created_s) < 1
             return process if same and leftovers.is_alive(process) else None
         return None
+
+    def condition(self) -> Condition:
+        """What it is in now: a dead supervisor writes no state."""
+        return self.state if self.supervisor() is not None else "crashed"
 
 
 def folder(name: str) -> Path:
@@ -175,6 +180,13 @@ def names() -> list[str]:
 def logged_names() -> list[str]:
     """Deployments that there are logs of, also when they are down."""
     return sorted(path.parent.name for path in state_dir().glob("deployments/*/logs"))
+
+
+def last_logged() -> str | None:
+    """The deployment whose logs were written last, also when it is down."""
+    logs = state_dir().glob("deployments/*/logs/*.log")
+    last = max(logs, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return None if last is None else last.parents[1].name
 
 
 def all_records() -> tuple[list[Record], list[Unreadable]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from launching import Launcher, crash, fake_processes, leftover_files, until
@@ -72,3 +73,45 @@ def test_down_of_all_goes_on_where_one_cannot_be_taken_down(launcher: Launcher) 
     assert "error: a cannot be taken down" in err and "b is down" in err
     assert f"then delete {deployments.folder('a')}" in err
     in_the_way.rmdir()
+
+
+def test_status_of_a_crash_fails_and_says_how_to_take_down_the_rest(launcher: Launcher) -> None:
+    up(launcher, "a")
+    crash("a")
+    for options in ((), ("--json",)):
+        code, out, err = launcher.run("status", *options)
+        assert code == 1 and "crashed" in out
+        assert "take down the rest: pdlaunch down a" in err
+    assert launcher.run("down", "a")[0] == 0
+    assert launcher.run("status")[0] == 0
+
+
+def test_status_fails_while_a_process_is_left_dead(launcher: Launcher) -> None:
+    recipe = launcher.recipe("a", "decode: {replicas: 2, restart: {policy: never}}\n")
+    assert launcher.run("up", recipe, "--detach")[0] == 0
+    psutil.Process(deployments.need("a").pids["decode-0"]).kill()
+    assert until(lambda: bool(deployments.need("a").events))
+    code, _, err = launcher.run("status")
+    assert code == 1 and "no answer from decode-0 of a: pdlaunch logs a PROCESS" in err
+    assert launcher.run("restart", "a", "--process", "decode-0")[0] == 0
+    assert launcher.run("status")[0] == 0
+
+
+def test_what_starts_is_as_it_should_be_and_asks_for_patience(launcher: Launcher) -> None:
+    starting = launcher.begin("up", launcher.recipe("a", "decode: {env: {FAKE_ENGINE: mute}}\n"))
+    starting.until("prefill-0 is up")
+    assert launcher.run("status", "a")[0] == 0
+    code, _, err = launcher.run("ask", "a", "Capital?")
+    assert code == 1 and "error: a is still starting" in err
+    assert "next:  wait until it is ready: pdlaunch status a" in err
+
+
+def test_logs_of_the_last_failed_start_need_no_name(launcher: Launcher) -> None:
+    assert launcher.run("logs")[0] == 2
+    for name in ("b", "a", "c"):
+        # What ran before must not be taken for what ran last.
+        bad = launcher.recipe(name, "prefill: {env: {FAKE_ENGINE: dies=7}}\n")
+        assert launcher.run("up", bad)[0] == 7
+    code, out, err = launcher.run("logs")
+    assert code == 0 and "prefill-0 | RuntimeError: Engine core" in out
+    assert "nothing is up; these are the logs of c, which ran last" in err
