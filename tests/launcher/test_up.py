@@ -170,13 +170,13 @@ def test_kv_that_moves_over_another_backend_than_asked_is_warned_of(launcher: La
 
 
 def test_engine_that_dies_at_start_is_reported_with_cause_and_log(launcher: Launcher) -> None:
-    code, _, err = launcher.run(
-        "up", launcher.recipe("a", "decode: {env: {FAKE_ENGINE: dies=7}}\n")
-    )
+    recipe = launcher.recipe("a", "decode: {env: {FAKE_ENGINE: dies=7}}\n")
+    code, _, err = launcher.run("up", recipe)
     assert code == 7
     assert "decode-0 exited with code 7" in err
     assert "ValueError: no such model" in err
     assert f"where: {deployments.log_dir('a') / 'decode-0.log'}" in err
+    assert f"next:  pdlaunch logs a decode-0; pdlaunch doctor {recipe}\n" in err
     assert "Traceback" not in err
     assert deployments.read("a") is None
 
@@ -423,6 +423,7 @@ def test_only_starts_one_role_under_a_name_of_its_own(launcher: Launcher) -> Non
     assert record is not None and list(record.pids) == ["prefill-0"]
     code, _, err = launcher.run("up", recipe, "--only", "decode")
     assert code == 2 and "belongs to 203.0.113.9" in err
+    assert "next:  use --set decode.host=ADDRESS, one of this machine's, if this is" in err
     code, _, err = launcher.run("up", recipe)
     assert code == 2 and "where: decode.host" in err
 
