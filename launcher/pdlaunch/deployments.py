@@ -271,11 +271,14 @@ def _take_down_unread(name: str, reporter: Reporter) -> None:
     supervisors = leftovers.holders(folder(name) / "lock")
     for supervisor in supervisors:
         _end(supervisor, name, _UNREAD_STOP_S, reporter)
-    with acquire(name):
+    held = acquire(name)
+    try:
         writers = leftovers.holders(log_dir(name))
         launches = sorted({launch for each in writers if (launch := leftovers.launch_of(each))})
         _check_gone(name, [left for launch in launches for left in backend.sweep(launch, ())])
         remove_record(name)
+    finally:
+        held.release()
     if not supervisors:
         reporter.warning(
             f"its containers, if it had any, are not known: see docker ps --all "
