@@ -16,7 +16,7 @@ from typing import Literal
 
 import psutil
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pdlaunch import backend, leftovers
 from pdlaunch.console import Reporter
@@ -164,7 +164,7 @@ def read(name: str) -> Record | None:
         return Record.model_validate_json(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         raise Unreadable(name, path) from error
 
 

@@ -25,7 +25,7 @@ def up(launcher: Launcher, name: str) -> None:
 
 
 def damage(name: str) -> None:
-    (deployments.folder(name) / "deployment.json").write_text('{"plan": {"name')
+    (deployments.folder(name) / "deployment.json").write_bytes(b'{"plan": {"name": "\xff')
 
 
 def test_a_record_that_cannot_be_read_hides_no_other_deployment(launcher: Launcher) -> None:
