@@ -31,11 +31,11 @@ class Death:
         )
         return f"{how} after {self.lived_s:.0f} s"
 
-    def error(self) -> PdError:
+    def error(self, deployment: str, recipe: str) -> PdError:
         lines = [f"  | {line}" for line in telling_lines(self.log)]
         return PdError(
             "\n".join([f"{self.name} {self.how_it_ended}", *lines]),
             where=str(self.log),
-            next_step=f"read the whole log: less {self.log}",
+            next_step=f"pdlaunch logs {deployment} {self.name}; pdlaunch doctor {recipe}",
             exit_code=128 - self.code if self.code < 0 else self.code or 1,
         )

@@ -16,10 +16,11 @@ from typing import Literal
 
 import psutil
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pdlaunch import backend, leftovers
 from pdlaunch.console import Reporter
+from pdlaunch.containers import OWNER_LABEL
 from pdlaunch.errors import PdError, UsageError
 from pdlaunch.paths import state_dir
 from pdlaunch.plan import DeploymentPlan
@@ -29,8 +30,11 @@ _RECORD = "deployment.json"
 _POLL_S = 0.1
 # What a supervisor needs beyond its processes' own time: sweeping and writing.
 _STOP_MARGIN_S = 30.0
+# For a supervisor of which nobody knows how much time its processes have.
+_UNREAD_STOP_S = 300.0
 
 State = Literal["starting", "ready", "stopping"]
+Condition = State | Literal["crashed"]
 
 
 class Event(BaseModel):
@@ -41,6 +45,17 @@ class Event(BaseModel):
     at_unix_s: float
     process: str
     what: str
+
+
+class Unreadable(PdError):
+    """A record that says nothing: damaged, or of another version of pdlaunch."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        super().__init__(
+            f"the record of {name} cannot be read",
+            where=str(path),
+            next_step=f"pdlaunch down {name} ends what runs of it",
+        )
 
 
 class Record(BaseModel):
@@ -73,6 +88,10 @@ class Record(BaseModel):
             same = abs(process.create_time() - self.supervisor_created_s) < 1
             return process if same and leftovers.is_alive(process) else None
         return None
+
+    def condition(self) -> Condition:
+        """What it is in now: a dead supervisor writes no state."""
+        return self.state if self.supervisor() is not None else "crashed"
 
 
 def folder(name: str) -> Path:
@@ -145,12 +164,8 @@ def read(name: str) -> Record | None:
         return Record.model_validate_json(path.read_text("utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
-        raise PdError(
-            f"the record of {name} cannot be read",
-            where=str(path),
-            next_step=f"see that nothing of it runs, then delete {path}",
-        ) from error
+    except (OSError, ValueError) as error:
+        raise Unreadable(name, path) from error
 
 
 def remove_record(name: str) -> None:
@@ -167,8 +182,24 @@ def logged_names() -> list[str]:
     return sorted(path.parent.name for path in state_dir().glob("deployments/*/logs"))
 
 
-def all_records() -> list[Record]:
-    return [record for name in names() if (record := read(name)) is not None]
+def last_logged() -> str | None:
+    """The deployment whose logs were written last, also when it is down."""
+    logs = state_dir().glob("deployments/*/logs/*.log")
+    last = max(logs, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return None if last is None else last.parents[1].name
+
+
+def all_records() -> tuple[list[Record], list[Unreadable]]:
+    """Of all deployments that are up: the records, and what is wrong with the others."""
+    records, unreadable = [], []
+    for name in names():
+        try:
+            record = read(name)
+        except Unreadable as error:
+            unreadable.append(error)
+        else:
+            records += [record] if record is not None else []
+    return records, unreadable
 
 
 def find(name: str) -> Record | None:
@@ -177,71 +208,110 @@ def find(name: str) -> Record | None:
     return read(name) if name and Path(name).name == name and name not in (".", "..") else None
 
 
-def select(name: str | None) -> Record | None:
-    """The deployment a user means; None where nothing is up and no name was given."""
-    if name is not None:
-        record = find(name)
-        if record is None:
-            raise _unknown(name)
-        return record
-    records = all_records()
-    if len(records) > 1:
+def the_only() -> str | None:
+    """The deployment that a user means who names none; None where nothing is up."""
+    up = names()
+    if len(up) > 1:
         raise UsageError(
-            f"{len(records)} deployments are up",
+            f"{len(up)} deployments are up",
             where="NAME",
-            next_step=f"name one of: {', '.join(record.name for record in records)}",
+            next_step=f"name one of: {', '.join(up)}",
         )
-    return records[0] if records else None
+    return up[0] if up else None
 
 
 def need(name: str | None) -> Record:
-    """Like `select`, for commands that make no sense without a deployment."""
-    record = select(name)
-    if record is None:
+    """The deployment that a user means, for commands that make no sense without one."""
+    name = name if name is not None else the_only()
+    if name is None:
         raise UsageError(
             "nothing is up", next_step="start a deployment: pdlaunch up smollm2-135m-cpu --detach"
         )
+    record = find(name)
+    if record is None:
+        raise _unknown(name)
     return record
 
 
 def _unknown(name: str) -> UsageError:
-    names = [record.name for record in all_records()]
-    near = difflib.get_close_matches(name, names, n=1)
+    up = names()
+    near = difflib.get_close_matches(name, up, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return UsageError(
         f"no deployment {name} is up",
         where="NAME",
-        next_step=f"{hint}up now: {', '.join(names) or 'none'}",
+        next_step=f"{hint}up now: {', '.join(up) or 'none'}",
     )
 
 
-def take_down(record: Record, reporter: Reporter) -> None:
+def take_down(name: str, reporter: Reporter) -> None:
     """End a deployment, whatever state it is in; harmless when it has ended already."""
-    supervisor = record.supervisor()
-    if supervisor is not None:
+    try:
+        record = read(name)
+    except Unreadable as error:
+        reporter.warning(f"{error.what}: {error.where}")
+        try:
+            _take_down_unread(name, reporter)
+        except OSError as refused:
+            raise PdError(
+                f"{name} cannot be taken down: {refused}",
+                where=error.where,
+                next_step=f"see that nothing of it runs, then delete {folder(name)}",
+            ) from refused
+        return
+    if record is not None:
+        supervisor = record.supervisor()
+        if supervisor is not None:
+            _end(supervisor, name, record.plan.stop_s + _STOP_MARGIN_S, reporter)
+        clear(record)
+
+
+def _take_down_unread(name: str, reporter: Reporter) -> None:
+    """End a deployment that only its open files tell of: the supervisor's lock, and logs."""
+    supervisors = leftovers.holders(folder(name) / "lock")
+    for supervisor in supervisors:
+        _end(supervisor, name, _UNREAD_STOP_S, reporter)
+    held = acquire(name)
+    try:
+        writers = leftovers.holders(log_dir(name))
+        launches = sorted({launch for each in writers if (launch := leftovers.launch_of(each))})
+        _check_gone(name, [left for launch in launches for left in backend.sweep(launch, ())])
+        remove_record(name)
+    finally:
+        held.release()
+    if not supervisors:
+        reporter.warning(
+            f"its containers, if it had any, are not known: see docker ps --all "
+            f"--filter label={OWNER_LABEL}={owner(name)}"
+        )
+
+
+def _end(supervisor: psutil.Process, name: str, within_s: float, reporter: Reporter) -> None:
+    with suppress(psutil.Error):
+        supervisor.terminate()
+    deadline_s = time.monotonic() + within_s
+    while leftovers.is_alive(supervisor) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    if leftovers.is_alive(supervisor):
+        reporter.warning(f"the supervisor of {name} does not stop; killing it")
         with suppress(psutil.Error):
-            supervisor.terminate()
-        deadline_s = time.monotonic() + record.plan.stop_s + _STOP_MARGIN_S
-        while record.supervisor() is not None and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
-        if record.supervisor() is not None:
-            reporter.warning(f"the supervisor of {record.name} does not stop; killing it")
-            with suppress(psutil.Error):
-                supervisor.kill()
-    clear(record)
+            supervisor.kill()
 
 
 def clear(record: Record) -> None:
     """Remove what a dead supervisor left of its launch, and the record."""
-    survivors = backend.sweep(record.plan.launch_id, record.plan.endpoints)
-    if survivors:
-        raise PdError(
-            f"not all of {record.name} can be killed: {', '.join(survivors)}",
-            where=str(log_dir(record.name)),
-            next_step="a process may wait for a device or a disk; try pdlaunch down again later. "
-            f"If it is gone with its host, delete {folder(record.name) / _RECORD}",
-        )
+    _check_gone(record.name, backend.sweep(record.plan.launch_id, record.plan.endpoints))
     current = read(record.name)
     # Somebody may have started it again meanwhile.
     if current is not None and current.plan.launch_id == record.plan.launch_id:
         remove_record(record.name)
+
+
+def _check_gone(name: str, survivors: list[str]) -> None:
+    if survivors:
+        raise PdError(
+            f"not all of {name} can be killed: {', '.join(survivors)}",
+            where=str(log_dir(name)),
+            next_step="a process may wait for a device or a disk; try pdlaunch down again later. "
+            f"If it is gone with its host, delete {folder(name) / _RECORD}",
+        )

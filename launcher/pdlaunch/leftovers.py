@@ -48,6 +48,26 @@ def tagged(launch_id: str, name: str | None = None) -> list[psutil.Process]:
     return found
 
 
+def launch_of(process: psutil.Process) -> str | None:
+    """The launch that a process belongs to, if to any."""
+    with suppress(psutil.Error):
+        return process.environ().get(TAG)
+    return None
+
+
+def holders(path: Path) -> list[psutil.Process]:
+    """Other processes of this user that have a file open: this one, or one in this folder."""
+    # As the kernel names it.
+    real = path.resolve()
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            is_open = any(Path(each.path).is_relative_to(real) for each in process.open_files())
+            if is_open and process.pid != os.getpid():
+                found.append(process)
+    return found
+
+
 def shared_memory_of(processes: Iterable[psutil.Process]) -> set[Path]:
     """Files in shared memory that these processes use."""
     used: set[int] = set()

@@ -113,6 +113,8 @@ class DeploymentPlan(_Plan):
     only: ProcessRole | None = None
     # What it was made from, for whoever compares: every key with its value.
     recipe: Mapping[str, JsonValue] = {}
+    # What commands take for it.
+    recipe_name: str = "RECIPE"
     # Where the engines stamp the life of each transfer, if they do.
     trace_folder: str | None = None
 

@@ -56,6 +56,7 @@ def planned(
             "only": only,
             "notes": (*loaded.notes, *made.notes),
             "recipe": recipe.model_dump(mode="json"),
+            "recipe_name": loaded.name,
         }
     )
 
@@ -86,7 +87,10 @@ def check_startable(made: DeploymentPlan) -> None:
     elsewhere = [process for process in made.own if not _can_start(process)]
     if elsewhere:
         process = elsewhere[0]
-        ways = ["--dry-run to see each host's commands"]
+        ways = [
+            f"--set {process.role}.host=ADDRESS, one of this machine's, if this is that host",
+            "--dry-run to see each host's commands",
+        ]
         if not made.only:
             ways.insert(0, "--only prefill (or decode, router) on each host")
         if process.container is not None:

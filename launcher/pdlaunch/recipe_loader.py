@@ -32,6 +32,11 @@ class Loaded:
     path: Path
     notes: tuple[str, ...]
 
+    @property
+    def name(self) -> str:
+        """What commands take for it: of a shipped recipe its name."""
+        return self.path.stem if self.path in shipped().values() else str(self.path)
+
 
 @dataclass(frozen=True)
 class _Source:

@@ -66,6 +66,11 @@ class DeploymentStatus:
     kv: KvMovement
     events: tuple[Event, ...]
 
+    @property
+    def is_amiss(self) -> bool:
+        """Whether somebody should look: what starts or stops need not answer."""
+        return self.state == "crashed" or (self.state == "ready" and not self.is_healthy)
+
 
 @dataclass(frozen=True)
 class Look:
@@ -103,11 +108,11 @@ async def look(
 def summary(record: Record, seen: Look) -> DeploymentStatus:
     """What a record and a look say of a deployment."""
     plan = record.plan
-    alive = record.supervisor() is not None
+    condition = record.condition()
     return DeploymentStatus(
         name=record.name,
-        state=record.state if alive else "crashed",
-        is_healthy=alive and record.state == "ready" and all(seen.healthy.values()),
+        state=condition,
+        is_healthy=condition == "ready" and all(seen.healthy.values()),
         url=plan.router_url,
         model=plan.served_name,
         transfer_mode=plan.mode,

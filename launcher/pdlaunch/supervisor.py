@@ -215,7 +215,7 @@ class _Supervisor:
     def _answer(self, death: Death) -> None:
         """Start a process again that died in a running deployment, or leave it, or end it all."""
         if not self._is_ready:
-            raise death.error()
+            raise self._error(death)
         plan = self._process(death.name)
         now_s = time.monotonic()
         earlier_s = self._deaths_s.get(death.name, [])
@@ -232,10 +232,13 @@ class _Supervisor:
             if self._left_dead.issuperset(
                 each.name for each in self._plan.own if each.role == plan.role
             ):
-                raise death.error()
+                raise self._error(death)
             then = f"leaving {death.name} dead: {plan.role}.restart says so"
-        self._reporter.warning(f"{death.error()}\n  {then}")
+        self._reporter.warning(f"{self._error(death)}\n  {then}")
         self.say(death.name, f"{death.how_it_ended}; {then}")
+
+    def _error(self, death: Death) -> PdError:
+        return death.error(self._plan.name, self._plan.recipe_name)
 
     async def _recover(self, process: ProcessPlan, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
@@ -325,7 +328,7 @@ class _Supervisor:
                     while not waiting.done():
                         for death in self._backend.deaths():
                             if death.name == process.name:
-                                raise death.error()
+                                raise self._error(death)
                         await asyncio.wait((waiting,), timeout=_WATCH_EVERY_S)
                 waiting.result()
                 self._unready.discard(process.name)

@@ -245,9 +245,9 @@ async def _healthy(backend: ProcessBackend, engines: Sequence[ProcessPlan]) -> N
     deadline_s = time.monotonic() + START_WITHIN_S
     async with httpx.AsyncClient() as client:
         while not all(await readiness.is_healthy(client, engines)):
-            deaths = [str(death.error()) for death in backend.deaths()]
+            deaths = [f"{death.name} {death.how_it_ended}" for death in backend.deaths()]
             lines = [line for each in engines for line in telling_lines(backend.log(each.name))]
-            assert not deaths and time.monotonic() < deadline_s, "\n".join(deaths or lines)
+            assert not deaths and time.monotonic() < deadline_s, "\n".join([*deaths, *lines])
             await asyncio.sleep(0.25)
 
 

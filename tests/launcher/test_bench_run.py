@@ -77,7 +77,7 @@ def nothing_is_left(launcher: Launcher) -> object:
     yield
     assert until(lambda: not fake_processes()), fake_processes()
     assert until(lambda: not leftover_files()), leftover_files()
-    assert deployments.all_records() == []
+    assert deployments.names() == []
 
 
 def bench(launcher: Launcher, *options: str) -> list[str]:

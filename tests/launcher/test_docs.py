@@ -156,8 +156,10 @@ def test_texts_of_troubleshooting_are_printed_by_the_code(shipped: Series) -> No
     texts = [text for row in rows for text in _CODE.findall(row.split("|")[1])]
     assert len(texts) > 20
     for text in texts:
-        process = re.fullmatch(r"(prefill|decode)-0|MODE|NAME", text)
-        assert process or text in code or text in reasons(shipped), text
+        if re.fullmatch(r"(prefill|decode)-0|doctor|LIBFABRIC", text) or text in reasons(shipped):
+            continue
+        # One word may be anything in the code.
+        assert re.search("[ _]", text) and text in code, text
 
 
 def test_reasons_of_troubleshooting_are_those_of_the_protocol(shipped: Series) -> None:

@@ -86,13 +86,14 @@ def test_nixl_tells_what_a_backend_lacks(log: Path) -> None:
 
 def test_death_names_how_where_and_what_next(log: Path) -> None:
     log.write_text("last words\n")
-    error = Death("prefill-0", 3, log, 12.3).error()
+    error = Death("prefill-0", 3, log, 12.3).error("a", "mine.yaml")
     assert error.exit_code == 3
     assert str(error).startswith("prefill-0 exited with code 3 after 12 s\n  | last words\n")
     assert f"where: {log}" in str(error)
-    killed = Death("prefill-0", -signal.SIGKILL, log, 1).error()
+    assert error.next_step == "pdlaunch logs a prefill-0; pdlaunch doctor mine.yaml"
+    killed = Death("prefill-0", -signal.SIGKILL, log, 1).error("a", "mine.yaml")
     assert (killed.exit_code, "killed by SIGKILL" in killed.what) == (137, True)
-    assert Death("prefill-0", 0, log, 1).error().exit_code == 1
+    assert Death("prefill-0", 0, log, 1).error("a", "mine.yaml").exit_code == 1
 
 
 def test_doing_is_the_last_line_of_the_logger(log: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pdlaunch import model_shape, recipe_loader
+from pdlaunch.cli import cli
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
 from pdlaunch.recipe import Recipe
@@ -288,6 +290,19 @@ def test_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_shipped_recipes_hold_and_are_named_as_their_files(path: Path) -> None:
     assert recipe_loader.load(path).recipe.name == path.stem
     assert recipe_loader.find(path.stem) == path
+
+
+@pytest.mark.parametrize("name", recipe_loader.shipped())
+def test_a_shipped_recipe_that_is_shown_is_a_copy_to_edit(name: str, tmp_path: Path) -> None:
+    shown = CliRunner().invoke(cli, ["recipe", "show", name])
+    assert load(tmp_path, shown.stdout) == recipe_loader.load(recipe_loader.find(name)).recipe
+
+
+def test_commands_take_the_name_of_a_loaded_recipe(tmp_path: Path) -> None:
+    own = tmp_path / "tiny-qwen3-cpu.yaml"
+    own.write_text(MINIMAL)
+    for named in ("tiny-qwen3-cpu", str(own)):
+        assert recipe_loader.load(recipe_loader.find(named)).name == named
 
 
 def test_reference_recipe_mentions_every_key() -> None:

@@ -19,8 +19,8 @@ TWO = "prefill: {{replicas: 2, env: {{FAKE_ENGINE: {quirks}}}}}\ndecode: {{repli
 @pytest.fixture(autouse=True)
 def nothing_is_left(launcher: Launcher) -> Iterator[None]:
     yield
-    for record in deployments.all_records():
-        launcher.run("down", record.name)
+    for name in deployments.names():
+        launcher.run("down", name)
     assert until(lambda: not fake_processes()), fake_processes()
 
 

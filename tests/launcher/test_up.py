@@ -10,11 +10,10 @@ import socket
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fake_upstream import FakeReporter
-from launching import Command, Launcher, fake_processes, leftover_files, until
+from launching import Command, Launcher, crash, fake_processes, leftover_files, until
 from pdlaunch import deployments, engine, preparation, recipe_loader, warm_start
 
 
@@ -172,13 +171,13 @@ def test_kv_that_moves_over_another_backend_than_asked_is_warned_of(launcher: La
 
 
 def test_engine_that_dies_at_start_is_reported_with_cause_and_log(launcher: Launcher) -> None:
-    code, _, err = launcher.run(
-        "up", launcher.recipe("a", "decode: {env: {FAKE_ENGINE: dies=7}}\n")
-    )
+    recipe = launcher.recipe("a", "decode: {env: {FAKE_ENGINE: dies=7}}\n")
+    code, _, err = launcher.run("up", recipe)
     assert code == 7
     assert "decode-0 exited with code 7" in err
     assert "ValueError: no such model" in err
     assert f"where: {deployments.log_dir('a') / 'decode-0.log'}" in err
+    assert f"next:  pdlaunch logs a decode-0; pdlaunch doctor {recipe}\n" in err
     assert "Traceback" not in err
     assert deployments.read("a") is None
 
@@ -345,14 +344,7 @@ def test_starter_of_a_detached_deployment_that_is_killed_early_takes_it_along(
 def test_crashed_deployment_is_cleared_by_the_next_up(launcher: Launcher) -> None:
     recipe = launcher.recipe("a")
     assert launcher.run("up", recipe, "--detach")[0] == 0
-    record = deployments.read("a")
-    assert record is not None
-    guardians = [
-        process for process in fake_processes() if "pdlaunch.guardian" in process.cmdline()
-    ]
-    # As when the machine's memory ran out: nobody is left to clean up.
-    for process in (*guardians, psutil.Process(record.supervisor_pid)):
-        process.kill()
+    crash("a")
     assert len(fake_processes()) >= 3
     code, _, err = launcher.run("up", recipe, "--detach")
     assert code == 0 and "clearing what a crashed a left" in err
@@ -432,6 +424,7 @@ def test_only_starts_one_role_under_a_name_of_its_own(launcher: Launcher) -> Non
     assert record is not None and list(record.pids) == ["prefill-0"]
     code, _, err = launcher.run("up", recipe, "--only", "decode")
     assert code == 2 and "belongs to 203.0.113.9" in err
+    assert "next:  use --set decode.host=ADDRESS, one of this machine's, if this is" in err
     code, _, err = launcher.run("up", recipe)
     assert code == 2 and "where: decode.host" in err
 

@@ -14,6 +14,7 @@ from pdlaunch.ask import Answer
 from pdlaunch.ask import ask as send
 from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
+from pdlaunch.errors import PdError
 from pdlaunch.trace import Timeline
 
 # Engines write when a transfer ends, which may be a little after the answer.
@@ -41,6 +42,12 @@ def ask(name: str, prompt: str, max_tokens: int, temperature: float, as_json: bo
     """
     terminal = Terminal()
     record = deployments.need(name)
+    if record.condition() == "starting":
+        raise PdError(
+            f"{name} is still starting",
+            where=record.plan.router_url,
+            next_step=f"wait until it is ready: pdlaunch status {name}",
+        )
     folder = record.plan.trace_folder
     answer = asyncio.run(
         send(

@@ -156,8 +156,8 @@ def bench(
         files.check()
         for note in plan.notes:
             terminal.warning(note)
-        for record in deployments.all_records():
-            terminal.warning(f"{record.name} is up on this machine and takes part of it")
+        for name in deployments.names():
+            terminal.warning(f"{name} is up on this machine and takes part of it")
         terminal.status(
             f"{len(made.visits)} deployments one after the other: "
             f"about {made.expected_s / 60:.0f} min on two cores"

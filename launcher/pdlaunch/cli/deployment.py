@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO, Never, get_args
@@ -17,10 +18,10 @@ from pdlaunch import control, deployments
 from pdlaunch.cli import parameters, showing
 from pdlaunch.console import Terminal
 from pdlaunch.control import Wish
-from pdlaunch.errors import Interrupted, UsageError
+from pdlaunch.errors import Interrupted, PdError, UsageError
 from pdlaunch.plan import ProcessRole
 from pdlaunch.redaction import redact
-from pdlaunch.status import gather
+from pdlaunch.status import DeploymentStatus, gather
 from pdlaunch.supervisor import SIGNALS
 from pdlaunch.watch import Watch
 
@@ -38,17 +39,25 @@ _WATCH_EVERY_S = 1.0
 def down(name: str | None, everything: bool) -> None:
     """Take a deployment down, whatever state it is in. Harmless when nothing is up."""
     terminal = Terminal()
-    if everything:
-        records = deployments.all_records()
-    else:
-        record = deployments.find(name) if name is not None else deployments.select(None)
-        records = [] if record is None else [record]
-    if not records:
+    up = deployments.names()
+    if not everything:
+        wanted = name if name is not None else deployments.the_only()
+        up = [each for each in up if each == wanted]
+    if not up:
         terminal.status(f"{name or 'nothing'} is {'not ' if name else ''}up")
-    for record in records:
-        terminal.status(f"taking {record.name} down")
-        deployments.take_down(record, terminal)
-        terminal.success(f"{record.name} is down")
+    code = 0
+    for each in up:
+        terminal.status(f"taking {each} down")
+        try:
+            deployments.take_down(each, terminal)
+        except PdError as error:
+            # What is left over of one must not keep the others up.
+            terminal.error(error)
+            code = error.exit_code
+        else:
+            terminal.success(f"{each} is down")
+    if code:
+        sys.exit(code)
 
 
 @click.command(
@@ -75,13 +84,21 @@ def down(name: str | None, everything: bool) -> None:
     help=f"With --watch: time between two looks. [default: {_WATCH_EVERY_S:g}]",
 )
 def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float | None) -> None:
-    """Show how a deployment is doing, how much KV moved by which mode, and what failed."""
+    """Show how a deployment is doing, how much KV moved by which mode, and what failed.
+
+    Exits with 1 where a deployment has crashed, a process of one that is ready does not answer, or
+    a record cannot be read.
+    """
     terminal = Terminal()
     if as_json and is_watched:
         raise UsageError("--json does not go with --watch", where="--json")
     if interval_s is not None and not is_watched:
         raise UsageError("--interval goes with --watch", where="--interval")
-    records = [deployments.need(name)] if name is not None else deployments.all_records()
+    records, unreadable = (
+        ([deployments.need(name)], []) if name is not None else deployments.all_records()
+    )
+    for error in unreadable:
+        terminal.warning(str(error))
     if is_watched and records:
         names = [record.name for record in records]
         asyncio.run(_watch(terminal, names, interval_s or _WATCH_EVERY_S))
@@ -92,9 +109,18 @@ def status(name: str | None, as_json: bool, is_watched: bool, interval_s: float 
             for each in found
         ]
         terminal.data(json.dumps(data[0] if name is not None else data, indent=2))
-        return
-    if not found:
+    elif found or unreadable:
+        _report(terminal, found)
+    else:
         terminal.status("nothing is up")
+    for each in found:
+        for advice in showing.advice(each):
+            terminal.warning(advice)
+    if unreadable or any(each.is_amiss for each in found):
+        sys.exit(1)
+
+
+def _report(terminal: Terminal, found: Iterable[DeploymentStatus]) -> None:
     for each in found:
         for line in showing.report(each):
             terminal.data(line)
@@ -146,9 +172,12 @@ async def _show(terminal: Terminal, names: Sequence[str], interval_s: float) -> 
 @click.option("-f", "--follow", is_flag=True, help="Go on as the logs grow.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="Only the last lines of each.")
 def logs(name: str | None, process: str | None, follow: bool, lines: int | None) -> None:
-    """Print the logs of a deployment, or of one of its processes."""
+    """Print the logs of a deployment, or of one of its processes.
+
+    They stay when it is down. Where nothing is up and no NAME is given: of the one that ran last.
+    """
     terminal = Terminal()
-    folder = _log_dir(name)
+    folder = _log_dir(terminal, name)
     paths = {path.stem: path for path in sorted(folder.glob("*.log"))}
     if process is not None:
         if process not in paths:
@@ -198,10 +227,13 @@ def restart(name: str | None, role: ProcessRole | None, process: str | None) -> 
     terminal.success(f"{', '.join(chosen)} restarted")
 
 
-def _log_dir(name: str | None) -> Path:
+def _log_dir(terminal: Terminal, name: str | None) -> Path:
     # Logs outlive the deployment: after a failed start they are what one wants to read.
-    if name is not None and deployments.find(name) is None:
-        folder = deployments.log_dir(Path(name).name)
+    chosen = name if name is not None else deployments.the_only()
+    if chosen is None and (chosen := deployments.last_logged()) is not None:
+        terminal.status(f"nothing is up; these are the logs of {chosen}, which ran last")
+    if chosen is not None:
+        folder = deployments.log_dir(Path(chosen).name)
         if folder.is_dir():
             return folder
     return deployments.log_dir(deployments.need(name).name)

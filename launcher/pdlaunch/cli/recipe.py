@@ -44,14 +44,15 @@ def validate(recipe: str, overrides: tuple[str, ...]) -> None:
 
 @recipe.command(
     epilog=parameters.examples(
-        "pdlaunch recipe show tiny-qwen3-cpu", "pdlaunch recipe show ./mine.yaml --json"
+        "pdlaunch recipe show tiny-qwen3-cpu > mine.yaml",
+        "pdlaunch recipe show ./mine.yaml --json",
     )
 )
 @parameters.recipe
 @parameters.overrides
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def show(recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print a recipe with every key, defaults filled in."""
+    """Print a recipe with every key, defaults filled in: a copy of a shipped one to edit."""
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
     data = loaded.recipe.model_dump(mode="json")
     Terminal().data(

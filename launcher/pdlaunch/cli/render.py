@@ -230,9 +230,9 @@ def monitoring_files(recipe: str, overrides: tuple[str, ...], out_dir: Path) -> 
 
 
 def _watched(recipe: str, overrides: tuple[str, ...], terminal: Terminal) -> DeploymentPlan:
-    for record in deployments.all_records():
-        if record.name == recipe and record.supervisor() is not None:
-            return record.plan
+    running = deployments.find(recipe)
+    if running is not None and running.supervisor() is not None:
+        return running.plan
     loaded = recipe_loader.load(recipe_loader.find(recipe), overrides)
     for note in loaded.notes:
         terminal.warning(note)

@@ -100,6 +100,19 @@ def doubts(status: DeploymentStatus) -> list[str]:
     return [doubt for process in status.processes for doubt in process.doubts]
 
 
+def advice(status: DeploymentStatus) -> Iterator[str]:
+    """What to do about a deployment that is not as it should be."""
+    name = status.name
+    if status.state == "crashed":
+        yield f"{name} has crashed: take down the rest: pdlaunch down {name}"
+    elif status.is_amiss:
+        silent = ", ".join(each.name for each in status.processes if not each.is_healthy)
+        yield (
+            f"no answer from {silent} of {name}: pdlaunch logs {name} PROCESS says why; what is "
+            f"left dead starts again with pdlaunch restart {name} --process PROCESS"
+        )
+
+
 def screen(views: Sequence[View]) -> RenderableType:
     """All that is watched, as one picture."""
     parts: list[RenderableType] = []
