@@ -467,7 +467,7 @@ def proxy_between_the_processes(_: Patient, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("http_proxy", "http://user:secret@proxy:3128")
 
 
-@fault("placement", "warning", "nothing of it belongs to this machine", "on those hosts")
+@fault("placement", "warning", "no role of the recipe belongs", "--set prefill.host=ADDRESS")
 def another_machines_recipe(_: Patient, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hosts, "local_addresses", lambda: frozenset({"127.0.0.1", "10.9.9.9"}))
 
@@ -594,6 +594,29 @@ def test_gpus_that_prefill_and_decode_share_raise_no_alarm(patient: Patient) -> 
 def test_sound_infiniband_raises_no_alarm(patient: Patient) -> None:
     on_infiniband(patient)
     assert patient.complaints() == {}
+
+
+def test_containers_of_another_machine_without_ssh_are_nobodys(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for section in ("prefill", "decode", "router"):
+        patient.set(f"{section}.host", THERE)
+    patient.set("decode.side_channel_port", 5700)
+    patient.set("decode.devices", [[4, 5, 6, 7]])
+    patient.set("backend", "docker")
+    monkeypatch.setattr(examination.backend, "image_labels", lambda endpoint, name: {})
+    assert "placement" in patient.complaints()
+    for section in ("prefill", "decode", "router"):
+        patient.set(f"{section}.host", f"ssh://{THERE}")
+    assert "placement" not in patient.complaints()
+
+
+def test_a_connection_is_not_taken_for_an_answer(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "tried", lambda host, port, timeout_s: None)
+    told = [each.evidence for each in patient.examine() if each.check == "reachability"]
+    assert told and all("accepts TCP connections; who listens was not asked" in e for e in told)
 
 
 def test_router_alone_needs_neither_devices_nor_the_model(

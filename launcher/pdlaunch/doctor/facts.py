@@ -159,7 +159,7 @@ class Peer:
     host: str
     port: int
     is_side_channel: bool
-    # None: something listens. "refused": the host answers, nothing listens yet.
+    # None: something accepts connections. "refused": the host answers, nothing listens yet.
     problem: str | None
 
 
