@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from pdlaunch.engine import Engine
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole, RestartPolicy
-from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection
+from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection, overlay
 from pdlaunch.recipe_checks import ROLES, Role, is_loopback, named_ports, workers_per_engine
 from pdlaunch.trace import SETTING as TRACE_SETTING
 from pdlaunch.transport import DEFAULT_BACKENDS, LIBFABRIC
@@ -179,15 +179,6 @@ def flags(args: Mapping[str, JsonValue]) -> Iterator[str]:
             yield from (_text(item) for item in value)
         else:
             yield _text(value)
-
-
-def overlay(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Flags of several layers, the last wins; dashes and underscores are the same name."""
-    merged: dict[str, JsonValue] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            merged[name.lstrip("-").replace("_", "-")] = value
-    return merged
 
 
 def url(host: str, port: int) -> str:

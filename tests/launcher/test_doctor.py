@@ -86,12 +86,17 @@ def shape_in_the_recipe_that_is_not_the_models(patient: Patient, _: pytest.Monke
     patient.set("model_shape", {"attention_heads": 64, "kv_heads": 8})
 
 
-@fault("model", "error", "lacks model-00002-of-00002.safetensors", "copy the folder again")
+@fault("model", "error", "lacks model-00002-of-00002.safetensors", "copy it again")
 def missing_shard(patient: Patient, _: pytest.MonkeyPatch) -> None:
     (patient.model / "model.safetensors").rename(patient.model / "model-00001-of-00002.safetensors")
     files = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = patient.model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": files}))
+
+
+@fault("model", "error", "is 1073741824 bytes long, and by its header 65498251264", "copy it again")
+def weights_that_were_not_copied_to_their_end(patient: Patient, _: pytest.MonkeyPatch) -> None:
+    os.truncate(patient.model / "model.safetensors", GIB)
 
 
 @fault("model", "error", "holds no weights", "safetensors")
@@ -118,12 +123,12 @@ def cache_smaller_than_a_request(patient: Patient, _: pytest.MonkeyPatch) -> Non
 @fault("kv-cache", "error", "one request may have 32768", "prefill.gpu_memory_fraction")
 def share_of_the_device_that_no_request_fits(patient: Patient, _: pytest.MonkeyPatch) -> None:
     patient.set("prefill.gpu_memory_fraction", 0.01)
-    os.truncate(patient.model / "model.safetensors", GIB)
+    patient.weights(GIB)
 
 
 @fault("kv-cache", "warning", "one request may have 32768", "prefill.gpu_memory_fraction")
 def memory_that_the_weights_fill(patient: Patient, _: pytest.MonkeyPatch) -> None:
-    os.truncate(patient.model / "model.safetensors", 502 * GIB)
+    patient.weights(502 * GIB)
 
 
 @fault("kv-cache", "warning", "512 requests at once", "max-num-seqs to 196")
@@ -475,7 +480,7 @@ def another_machines_recipe(_: Patient, patch: pytest.MonkeyPatch) -> None:
 def on_cpu(patient: Patient) -> None:
     """Two CPU engines on this machine, and a model that fits."""
     patient.recipe = json.loads(json.dumps(CPU_RECIPE))
-    os.truncate(patient.model / "model.safetensors", GIB)
+    patient.weights(GIB)
 
 
 def on_infiniband(patient: Patient) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from checkpoints import write_weights
 from launching import Command, Launcher, fake_processes, leftover_files, until
 from pdlaunch import deployments, warm_start
 
@@ -191,7 +192,7 @@ def test_up_refuses_what_cannot_work_before_it_builds_anything(
     (launcher.folder / "model" / "config.json").write_text(
         json.dumps({**sizes, "head_dim": 128, "dtype": "bfloat16"})
     )
-    (launcher.folder / "model" / "model.safetensors").write_bytes(b"weights")
+    write_weights(launcher.folder / "model" / "model.safetensors", 1000)
     recipe = launcher.recipe("a", "decode: {kv_cache_gib: 0.1}\nmax_model_len_tokens: 8192\n")
     code, _, err = launcher.run(*command, recipe)
     assert code == 2

@@ -9,8 +9,9 @@ from pathlib import PurePath
 from typing import Any
 
 from pdlaunch import recipe_checks
+from pdlaunch.checkpoint import Weights
 from pdlaunch.doctor import check_devices, kv
-from pdlaunch.doctor.facts import Deployment, Facts, Hub, Model, Weights
+from pdlaunch.doctor.facts import Deployment, Facts, Hub, Model
 from pdlaunch.doctor.findings import Finding, error, not_checked, ok, size, warning
 from pdlaunch.planner import DEFAULT_CPU_KV_CACHE_GIB
 from pdlaunch.recipe import is_path
@@ -45,10 +46,8 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     elif otherwise:
         flag = otherwise[0]
         yield not_checked("model", f"--{flag} decides what of {name} is loaded, and from where")
-    elif model.weights is not None and (model.weights.missing or model.weights.unreadable):
-        yield _broken_weights(model.weights, model, name)
-    elif model.weights is not None and not model.weights.total_bytes:
-        yield _no_weights(model.weights, model, name)
+    elif model.weights is not None and model.weights.problem is not None:
+        yield _broken_weights(model.weights, model.weights.problem, model, name)
     elif model.weights is not None:
         seen = f"{size(model.weights.total_bytes)} of weights in {model.weights.folder}"
         yield ok("model", seen)
@@ -67,32 +66,20 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
         yield _hub(model.hub, name)
 
 
-def _broken_weights(weights: Weights, model: Model, name: str) -> Finding:
-    again = f"hf download {name}" if model.is_hub_model else "copy the folder again"
-    if weights.missing:
-        lost = weights.missing[0] + (
-            f" and {len(weights.missing) - 1} more" if len(weights.missing) > 1 else ""
-        )
-        return error(
-            "model", f"{weights.folder} lacks {lost}", f"complete it: {again}", where="model"
-        )
-    return error(
-        "model",
-        f"{weights.unreadable[0]} in {weights.folder} must not be read by this user",
-        f"let this user read it: chmod a+r {PurePath(weights.folder) / weights.unreadable[0]}",
-        where="model",
-    )
-
-
-def _no_weights(weights: Weights, model: Model, name: str) -> Finding:
-    if model.is_hub_model and not model.is_offline:
+def _broken_weights(weights: Weights, problem: str, model: Model, name: str) -> Finding:
+    if weights.missing or weights.damaged:
+        # What is there already, the hub's client fetches again by force alone.
+        forced = "" if weights.missing else " --force-download"
+        again = f"hf download {name}{forced}" if model.is_hub_model else "copy it again"
+        remedy = f"complete it: {again}"
+    elif weights.unreadable:
+        file = PurePath(weights.folder) / weights.unreadable[0]
+        remedy = f"let this user read it: chmod a+r {file}"
+    elif model.is_hub_model and not model.is_offline:
         return ok("model", f"the config of {name} is here; its weights are fetched at start")
-    return error(
-        "model",
-        f"{weights.folder} holds no weights",
-        "put the model's *.safetensors there, or name the folder that has them",
-        where="model",
-    )
+    else:
+        remedy = "put the model's *.safetensors there, or name the folder that has them"
+    return error("model", problem, remedy, where="model")
 
 
 def _hub(hub: Hub, name: str) -> Finding:

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from pdlaunch.checkpoint import Weights
 from pdlaunch.hosts import UnusablePort
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
-from pdlaunch.planner import overlay
 from pdlaunch.recipe import ModelShape, Recipe
 from pdlaunch.recipe_checks import ROLES, Role
 from pdlaunch.upstream import Variant
@@ -110,16 +110,6 @@ class Machine:
     proxy: str
     no_proxy: str
     has_side_channel_secret: bool
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The model's weights on this machine."""
-
-    folder: str
-    total_bytes: int
-    missing: tuple[str, ...]
-    unreadable: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -248,7 +238,7 @@ class Deployment:
 
     def flags(self, role: Role) -> Mapping[str, JsonValue]:
         """The further `vllm serve` flags of a role's engines."""
-        return overlay(self.recipe.engine.args, self.recipe.role(role).args)
+        return self.recipe.flags(role)
 
 
 @dataclass(frozen=True)
