@@ -61,7 +61,7 @@ def read_config(file: Path | None) -> tuple[Mapping[str, Any] | None, str | None
 
 def read_weights(folder: Path) -> Weights:
     """The weights in a model's folder; what its index names and is not there is missing."""
-    files = {path.name: path for path in sorted(folder.iterdir()) if path.suffix in _WEIGHTS}
+    files = {path.name: path for path in sorted(folder.glob("*")) if path.suffix in _WEIGHTS}
     # The hub's cache links to files; one that was not fetched to its end leaves a link to nothing.
     there = {name: path for name, path in files.items() if path.exists()}
     indexed = [_indexed(index) for index in folder.glob("*.index.json")]

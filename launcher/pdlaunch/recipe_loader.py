@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pdlaunch import model_shape, recipe_checks
+from pdlaunch import checkpoint, model_shape, recipe_checks
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
 from pdlaunch.recipe import LOCAL_HOST, NEURON_VLLM_VERSION, Recipe, is_path
@@ -108,11 +108,16 @@ def loads(
         problems += _translate(error.errors())
     if recipe is None:
         raise _refusal(problems, source)
-    recipe, model_problem = _locate_model(recipe, path.parent)
-    if model_problem is not None:
-        problems.append(model_problem)
-    shape = model_shape.find(recipe, environ)
+    # A path on the command line is meant as the shell would take it.
+    recipe, found = _locate_model(recipe, Path() if ("model",) in set_lines else path.parent)
+    problems += found
+    config, broken = checkpoint.read_config(model_shape.config_file(recipe, environ))
+    shape = model_shape.find(recipe, config)
     problems += recipe_checks.check(recipe, shape)
+    if config is not None and (limit := model_shape.longest(config)) is not None:
+        problems += recipe_checks.over_limit(recipe, limit, environ)
+    if broken is not None and is_path(recipe.model):
+        problems.append(Problem(("model",), broken))
     if problems:
         raise _refusal(problems, source)
     notes: tuple[str, ...] = ()
@@ -125,6 +130,9 @@ def loads(
         notes += (
             f"no model folder at {recipe.model} on this machine; each host of an engine needs it",
         )
+    if is_path(recipe.model) and config and not recipe_checks.loads_otherwise(recipe):
+        incomplete = checkpoint.read_weights(Path(recipe.model)).problem
+        notes += (incomplete,) if incomplete is not None else ()
     if shape is None:
         notes += (
             f"the shape of {recipe.model} is not known here, so its heads were not checked "
@@ -226,36 +234,52 @@ def override_key(data: dict[str, Any], override: str, seen: dict[KeyPath, str]) 
     return None
 
 
-def _locate_model(recipe: Recipe, folder: Path) -> tuple[Recipe, Problem | None]:
-    """Make a model's path absolute (it is relative to the recipe) and see that it is there.
+def _locate_model(recipe: Recipe, folder: Path) -> tuple[Recipe, list[Problem]]:
+    """Make a model's path, relative to a folder, absolute and see that the model is there.
 
     Not needed here by those who only plan and render; `up` and `doctor` look where engines run.
     """
-    key = ("model",)
     if is_path(recipe.model):
         location = (folder / recipe.model).resolve()
         recipe = recipe.model_copy(update={"model": str(location)})
-        if not location.exists() and _may_lack(recipe):
-            return recipe, None
-        if not location.is_dir():
-            return recipe, Problem(
-                key,
-                f"no model folder at {location}: check the path; to plan or render where the model "
-                "is not, tell its sizes in model_shape",
-            )
-        if not (location / "config.json").is_file():
-            return recipe, Problem(key, f"{location} holds no config.json: not a model folder")
-        return recipe, None
-    kind, separator, _ = recipe.model.partition(":")
-    if separator and recipe.model not in model_shape.OWN_MODELS:
-        near = difflib.get_close_matches(recipe.model, model_shape.OWN_MODELS, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return recipe, Problem(
-            key,
-            f"unknown {kind}: model {recipe.model}{hint} (a path starts with / or ./; "
-            "what is in an object store is copied to a folder on each host first)",
+        message = _no_folder(location, may_lack=_may_lack(recipe))
+    else:
+        message = _no_name(recipe.model, folder)
+    return recipe, [] if message is None else [Problem(("model",), message)]
+
+
+def _no_folder(location: Path, *, may_lack: bool) -> str | None:
+    """Why a path is not that of a model."""
+    if not location.exists() and may_lack:
+        return None
+    if not location.is_dir():
+        return (
+            f"no model folder at {location}: check the path; to plan or render where the model is "
+            "not, tell its sizes in model_shape"
         )
-    return recipe, None
+    if not (location / "config.json").is_file():
+        return f"{location} holds no config.json: not a model folder"
+    return None
+
+
+def _no_name(model: str, folder: Path) -> str | None:
+    """Why a name is not that of a model of ours, or on the hub."""
+    kind, separator, _ = model.partition(":")
+    if separator and model not in model_shape.OWN_MODELS:
+        near = difflib.get_close_matches(model, model_shape.OWN_MODELS, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return (
+            f"unknown {kind}: model {model}{hint} (a path starts with / or ./; what is in an "
+            "object store is copied to a folder on each host first)"
+        )
+    # vLLM itself would take a folder here for the model.
+    for path, base in ((f"./{model}", folder), (str(Path.cwd() / model), Path())):
+        if not separator and (base / model / "config.json").is_file():
+            return (
+                f"{model} names a model on the hub, and a model's folder here: write {path} for "
+                "the folder, or rename it"
+            )
+    return None
 
 
 def _may_lack(recipe: Recipe) -> bool:

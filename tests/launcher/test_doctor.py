@@ -110,8 +110,14 @@ def unreadable_weights(patient: Patient, _: pytest.MonkeyPatch) -> None:
     patient.before.append(become_nobody)
 
 
-@fault("length", "error", "65536 tokens, and the model's limit is 40960", "40960 or less")
+@fault("recipe", "error", "65536 tokens, and the limit of", "mend")
 def longer_requests_than_the_model_can(patient: Patient, _: pytest.MonkeyPatch) -> None:
+    patient.set("max_model_len_tokens", 65536)
+
+
+@fault("length", "error", "65536 tokens, and the limit of Org/Model is 40960", "40960 or less")
+def longer_requests_than_the_hubs_model_can(patient: Patient, patch: pytest.MonkeyPatch) -> None:
+    hub(patient, patch, 200, body=(patient.model / "config.json").read_bytes())
     patient.set("max_model_len_tokens", 65536)
 
 
@@ -492,16 +498,22 @@ def on_infiniband(patient: Patient) -> None:
         patient.write(f"sys/class/infiniband/rdmap{index}/device/vendor", "0x15b3\n")
 
 
-def hub(patient: Patient, patch: pytest.MonkeyPatch, status: int, date: str | None = None) -> None:
+def hub(
+    patient: Patient,
+    patch: pytest.MonkeyPatch,
+    status: int,
+    date: str | None = None,
+    body: bytes = b"{}",
+) -> None:
     """A hub that answers so, whatever it is asked."""
     patient.set("model", "Org/Model")
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", "2")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(b"{}")
+            self.wfile.write(body)
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return date or super().date_time_string(timestamp)
@@ -729,12 +741,6 @@ def test_capacity_of_uneven_models_is_not_guessed(
     patient.config(**change)
     patient.set("prefill.kv_cache_gib", 0.01)
     assert patient.complaints() == {}
-
-
-def test_length_of_scaled_positions_is_not_judged(patient: Patient) -> None:
-    patient.config(rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    patient.set("max_model_len_tokens", 131072)
-    assert "length" not in patient.complaints()
 
 
 def test_report_for_people_ends_with_1_where_something_cannot_work(launcher: Launcher) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from pdlaunch import recipe_checks
+from pdlaunch import model_shape, recipe_checks
 from pdlaunch.checkpoint import Weights
 from pdlaunch.doctor import check_devices, kv
 from pdlaunch.doctor.facts import Deployment, Facts, Hub, Model
@@ -20,8 +21,6 @@ from pdlaunch.recipe_checks import ROLES, Role, workers_per_engine
 _SMALL_BLOCK_TOKENS = 64
 # Of its longest requests, the share that a running request is taken to hold on average.
 _MEAN_SHARE = 0.25
-_LOADS_OTHERWISE = ("load-format", "revision", "download-dir", "config-format")
-_ALLOW_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
@@ -29,9 +28,7 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     if deployment is None or facts.model is None or not deployment.engines_here:
         return
     model, name = facts.model, deployment.recipe.model
-    otherwise = [
-        flag for role in ROLES for flag in _LOADS_OTHERWISE if flag in deployment.flags(role)
-    ]
+    otherwise = recipe_checks.loads_otherwise(deployment.recipe)
     if model.problem is not None:
         yield error(
             "model", model.problem, "fetch the model again, or mend the file", where="model"
@@ -43,9 +40,10 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
             "copy the model there, or name the folder that has it",
             where="model",
         )
-    elif otherwise:
-        flag = otherwise[0]
-        yield not_checked("model", f"--{flag} decides what of {name} is loaded, and from where")
+    elif otherwise is not None:
+        yield not_checked(
+            "model", f"--{otherwise} decides what of {name} is loaded, and from where"
+        )
     elif model.weights is not None and model.weights.problem is not None:
         yield _broken_weights(model.weights, model.weights.problem, model, name)
     elif model.weights is not None:
@@ -150,29 +148,13 @@ def length(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     """max_model_len_tokens against what the model was made for."""
     if deployment is None or facts.model is None or facts.model.config is None:
         return
-    limit = kv.longest_by_config(facts.model.config)
+    limit = model_shape.longest(facts.model.config)
     if limit is None:
         return
-    for role in ROLES:
-        section = deployment.recipe.role(role)
-        longest = section.max_model_len_tokens or deployment.recipe.max_model_len_tokens
-        environments = (
-            deployment.recipe.engine.env,
-            section.env,
-            *deployment.environments.values(),
-        )
-        allowed = any(_ALLOW_LONGER in environment for environment in environments)
-        if longest is None or allowed or "hf-overrides" in deployment.flags(role):
-            continue
-        key = f"{role}." if section.max_model_len_tokens else ""
-        key += "max_model_len_tokens"
-        if longest > limit:
-            yield error(
-                "length",
-                f"{role} is to serve {longest} tokens, and the model's limit is {limit}",
-                f"set {key} to {limit} or less",
-                where=key,
-            )
+    inherited = dict(ChainMap(*map(dict, deployment.environments.values())))
+    for problem in recipe_checks.over_limit(deployment.recipe, limit, inherited):
+        key = ".".join(problem.key_path)
+        yield error("length", problem.message, f"set {key} to {limit} or less", where=key)
 
 
 def cache(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
@@ -194,7 +176,7 @@ def _cache(
     longest = (
         section.max_model_len_tokens
         or deployment.recipe.max_model_len_tokens
-        or kv.longest_by_config(config)
+        or model_shape.longest(config)
     )
     offered = _offered(facts, deployment, role)
     if longest is None or offered is None:

@@ -81,26 +81,6 @@ def bytes_a_token(
     return items * item_bytes * layers
 
 
-def longest_by_config(config: Mapping[str, Any]) -> int | None:
-    """The model's own limit in tokens; None where position scaling or the config hides it."""
-    sizes = text_sizes(config) or {}
-    longest = sizes.get("max_position_embeddings")
-    if "model_max_length" in sizes:
-        return None
-    for key in ("rope_scaling", "rope_parameters"):
-        if _is_scaled(sizes.get(key)):
-            return None
-    return longest if isinstance(longest, int) and longest > 0 else None
-
-
-def _is_scaled(rope: object) -> bool:
-    if not isinstance(rope, dict):
-        return False
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    # Some models have one such mapping a kind of layer.
-    return kind != "default" or any(_is_scaled(each) for each in rope.values())
-
-
 def _items_a_layer(sizes: Mapping[str, Any], tensor_parallel: int) -> int | None:
     latent, rope = sizes.get("kv_lora_rank"), sizes.get("qk_rope_head_dim")
     if isinstance(latent, int) and isinstance(rope, int):
