@@ -724,6 +724,27 @@ def test_latent_attention_keeps_one_latent_on_every_rank() -> None:
     assert kv.bytes_a_token(config, section, {"kv-cache-dtype": "fp8"}) == 2304
 
 
+def test_sizes_of_the_language_model_may_lie_below_its_type() -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
+    config = {"dtype": "bfloat16", "text_config": {**sizes, "head_dim": 8}}
+    section = Recipe(name="a", model="Org/Model").decode
+    assert kv.bytes_a_token(config, section, {}) == 2 * 2 * 8 * 2 * 3
+    quantized = {**config, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}
+    assert isinstance(kv.bytes_a_token(quantized, section, {}), str)
+
+
+def test_weights_that_are_not_here_are_not_taken_for_nothing(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub(patient, monkeypatch, 200, body=(patient.model / "config.json").read_bytes())
+    found = [each for each in patient.examine() if each.check == "kv-cache"]
+    assert found[0].state == "not checked"
+    assert "prefill: 126.4 GiB a worker are for weights and cache" in found[0].evidence
+    patient.recipe = {**CPU_RECIPE, "model": "Org/Model"}
+    (memory,) = [each for each in patient.examine() if each.check == "memory"]
+    assert "KV caches without the weights take 8.0 GiB" in memory.evidence
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -752,7 +773,7 @@ def test_report_for_people_ends_with_1_where_something_cannot_work(launcher: Lau
     lines = out.splitlines()
     (at,) = (at for at, line in enumerate(lines) if line.startswith("error"))
     assert lines[at].split()[1] == "memory"
-    assert "KV caches and weights take 976.6 TiB" in lines[at]
+    assert "KV caches without the weights take 976.6 TiB" in lines[at]
     assert lines[at + 1].strip().startswith("→ lower kv_cache_gib")
 
 

@@ -184,12 +184,17 @@ def _cache(
         yield not_checked("kv-cache", f"{role}: {what}")
         return
     block = section.block_size_tokens
-    tokens = max(0, offered.after_weights) // (a_token * block) * block
     blocks = -(-longest // block) * block
-    seen = (
-        f"{role}: {size(max(0, offered.after_weights))} a worker at {size(a_token)} a token hold "
-        f"{tokens} tokens"
-    )
+    room = max(0, offered.at_most - (offered.weights or 0))
+    if offered.weights is None and room >= blocks * a_token:
+        yield not_checked(
+            "kv-cache",
+            f"{role}: {size(room)} a worker are for weights and cache, and the weights, whose size "
+            "decides, are not here",
+        )
+        return
+    tokens = room // (a_token * block) * block
+    seen = f"{role}: {size(room)} a worker at {size(a_token)} a token hold {tokens} tokens"
     key = f"{role}.kv_cache_gib"
     enough = math.ceil(blocks * a_token / 2**30 * 100) / 100
     if tokens < blocks:
@@ -226,10 +231,11 @@ def _cache(
 
 @dataclass(frozen=True)
 class _Offered:
-    """KV cache of one worker in bytes: both are the same where the recipe sets it."""
+    """What one worker has for its KV cache, in bytes."""
 
     at_most: int
-    after_weights: int
+    # What its weights take of that: nothing where the recipe sets the cache; None: not known.
+    weights: int | None
 
 
 def _offered(facts: Facts, deployment: Deployment, role: Role) -> _Offered | None:
@@ -238,7 +244,7 @@ def _offered(facts: Facts, deployment: Deployment, role: Role) -> _Offered | Non
     if named_gib is None and facts.engine.variant == "cpu":
         named_gib = DEFAULT_CPU_KV_CACHE_GIB
     if named_gib is not None:
-        return _Offered(int(named_gib * 2**30), int(named_gib * 2**30))
+        return _Offered(int(named_gib * 2**30), weights=0)
     engines = [process for process in deployment.engines_here if process.role == role]
     if not engines:
         return None
@@ -246,11 +252,10 @@ def _offered(facts: Facts, deployment: Deployment, role: Role) -> _Offered | Non
     gpu = check_devices.named(facts.machine.gpus.devices, names[0])
     if gpu is None:
         return None
-    weights = facts.model.weights if facts.model is not None else None
-    share = weights.total_bytes // workers_per_engine(section) if weights is not None else 0
     fraction = section.gpu_memory_fraction or kv.DEFAULT_GPU_FRACTION
-    at_most = int(gpu.total_bytes * fraction)
-    return _Offered(at_most, at_most - share)
+    in_all = facts.weights_bytes
+    share = None if in_all is None else in_all // workers_per_engine(section)
+    return _Offered(int(gpu.total_bytes * fraction), share)
 
 
 def blocks(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:

@@ -252,3 +252,9 @@ class Facts:
     # None: a quick examination, which connects to nobody.
     peers: tuple[Peer, ...] | None = None
     images: tuple[Image, ...] = ()
+
+    @property
+    def weights_bytes(self) -> int | None:
+        """The size of the model's weights; None where they are not all here."""
+        weights = self.model.weights if self.model is not None else None
+        return None if weights is None or weights.missing else weights.total_bytes or None
