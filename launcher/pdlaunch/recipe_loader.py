@@ -38,7 +38,7 @@ class _Source:
     """Where each key stands, for messages."""
 
     path: Path
-    lines: Mapping[KeyPath, int]
+    origins: Mapping[KeyPath, str]
     overrides: Mapping[KeyPath, str]
 
     def locate(self, key_path: KeyPath) -> str:
@@ -46,8 +46,8 @@ class _Source:
             prefix = key_path[:length]
             if prefix in self.overrides:
                 return f"--set {self.overrides[prefix]}"
-            if prefix in self.lines:
-                return f"{self.path}:{self.lines[prefix]}"
+            if prefix in self.origins:
+                return self.origins[prefix]
         return str(self.path)
 
 
@@ -91,15 +91,22 @@ def loads(
     path: Path,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
+    origins: Mapping[KeyPath, str] | None = None,
 ) -> Loaded:
-    """Like load, of a recipe that is in the file, or is to be written to it."""
+    """Like load, of a recipe that is in the file, or is to be written to it.
+
+    Args:
+        origins: where its keys come from, if no file has them yet.
+    """
     data, lines, problems = _parse(text, path)
     set_lines: dict[KeyPath, str] = {}
     for override in overrides:
         problem = override_key(data, override, set_lines)
         if problem is not None:
             problems.append(problem)
-    source = _Source(path, lines, set_lines)
+    if origins is None:
+        origins = {key_path: f"{path}:{line}" for key_path, line in lines.items()}
+    source = _Source(path, origins, set_lines)
     recipe: Recipe | None = None
     try:
         # JSON mode keeps scalars strict and still takes a YAML list for a tuple.
