@@ -433,14 +433,16 @@ class _Planner:
         missing = [str(index) for index in wanted if index not in available]
         if missing:
             there = ", ".join(str(index) for index in available) or "none"
-            # Here an engine is one process; over several nodes it is several.
-            too_large = key == "devices" and len(wanted) > len(available) > 0
-            cluster = "; an engine over several nodes is for a cluster: `pdlaunch render k8s`"
+            more = ""
+            if key == "devices" and not available:
+                more = "; without a GPU: --set engine.variant=cpu"
+            elif key == "devices" and len(wanted) > len(available):
+                # Here an engine is one process; over several nodes it is several.
+                more = "; an engine over several nodes is for a cluster: `pdlaunch render k8s`"
             raise UsageError(
                 f"{role} needs {key} {', '.join(missing)}, and this machine offers {there}",
                 where=f"{role}.{key}",
-                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel"
-                + (cluster if too_large else ""),
+                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel{more}",
             )
 
     def _device_names(self, indexes: Sequence[int]) -> str:
