@@ -215,7 +215,7 @@ def test_up_refuses_several_things_at_once(launcher: Launcher) -> None:
     assert code == 2
     assert "2 things keep it from working" in err
     assert f"router.port: port {port} is taken by process " in err
-    assert "memory: KV caches and weights take" in err
+    assert "memory: KV caches without the weights take" in err
 
 
 def test_up_warns_of_what_works_less_well(

@@ -32,7 +32,7 @@ def placement(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
         what = f"{role} does not belong" if plan.only else "no role of the recipe belongs"
         yield warning(
             "placement",
-            f"{what} to this machine, so what one needs of it was not checked: "
+            f"{what} to this machine, whose devices and limits were not compared with it: "
             f"{', '.join(elsewhere)}",
             "run pdlaunch doctor on those hosts; if one of them is this machine, say by which "
             f"address: --set {role}.host=ADDRESS",
