@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,15 +19,16 @@ OWN_MODELS: Mapping[str, ModelShape] = {
     "random:tiny-granite-hybrid": ModelShape(attention_heads=4, kv_heads=4, layers=4),
 }
 
+_ROPE = ("rope_scaling", "rope_parameters")
+# max_position_embeddings is the limit with these; with others, vLLM may serve a multiple of it.
+_UNSTRETCHED = ("default", "mrope", "llama3", "longrope", "su")
 
-def find(recipe: Recipe, environ: Mapping[str, str] = os.environ) -> ModelShape | None:
-    """The model's shape: what the recipe says, what we know, or a config.json on this machine."""
+
+def find(recipe: Recipe, config: Mapping[str, Any] | None = None) -> ModelShape | None:
+    """The model's shape: what the recipe says, what we know, or what its config.json states."""
     if recipe.model_shape is not None:
         return recipe.model_shape
-    if recipe.model in OWN_MODELS:
-        return OWN_MODELS[recipe.model]
-    config = config_file(recipe, environ)
-    return None if config is None else read(config)
+    return OWN_MODELS.get(recipe.model) or of_config(config)
 
 
 def config_file(recipe: Recipe, environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -51,15 +51,6 @@ def _cached_config(hub_id: str, environ: Mapping[str, str]) -> Path | None:
     except OSError:
         return None
     return repository / "snapshots" / revision / "config.json"
-
-
-def read(config: Path) -> ModelShape | None:
-    """The shape that a config.json states."""
-    try:
-        content: Any = json.loads(config.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return of_config(content)
 
 
 def text_sizes(content: Any) -> Mapping[str, Any] | None:
@@ -86,3 +77,23 @@ def of_config(content: Any) -> ModelShape | None:
         kv_heads=kv_heads,
         layers=layers if isinstance(layers, int) and layers > 0 else None,
     )
+
+
+def longest(config: Mapping[str, Any]) -> int | None:
+    """The model's own limit in tokens; None where position scaling or the config hides it."""
+    sizes = text_sizes(config) or {}
+    limit = sizes.get("max_position_embeddings")
+    parts = (config, sizes)
+    if any("model_max_length" in part for part in parts):
+        return None
+    if any(_is_stretched(part.get(key)) for part in parts for key in _ROPE):
+        return None
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _is_stretched(rope: object) -> bool:
+    if not isinstance(rope, dict):
+        return False
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    # Some models have one such mapping a kind of layer.
+    return kind not in _UNSTRETCHED or any(map(_is_stretched, rope.values()))

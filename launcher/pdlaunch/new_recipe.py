@@ -70,8 +70,10 @@ class Answers:
     instance_type: InstanceType = "p5en.48xlarge"
     # The router's. None: one that is free, or 8000 over two hosts.
     port: int | None = None
+    served_name: str | None = None
     # None: what the place suggests.
     max_model_len_tokens: int | None = None
+    block_size_tokens: int | None = None
 
     def role(self, role: Role) -> RoleAnswers:
         return self.prefill if role == "prefill" else self.decode
@@ -111,6 +113,8 @@ def _data(answers: Answers) -> dict[str, Any]:
     if longest is None:
         longest = {"cpu": 4096, "one-gpu": 8192}.get(answers.place)
     data: dict[str, Any] = {"name": answers.name, "model": answers.model}
+    if answers.served_name is not None:
+        data["served_name"] = answers.served_name
     if longest is not None:
         data["max_model_len_tokens"] = longest
     data["engine"] = _engine(answers)
@@ -189,6 +193,8 @@ def _role(answers: Answers, role: Role) -> dict[str, Any]:
                 "block_size_tokens": 128,
                 "gpu_memory_fraction": 0.9,
             }
+    if answers.block_size_tokens is not None:
+        section["block_size_tokens"] = answers.block_size_tokens
     return section
 
 

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 from pdlaunch.engine import Engine
 from pdlaunch.errors import UsageError
 from pdlaunch.plan import DeploymentPlan, ProcessPlan, ProcessRole, RestartPolicy
-from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection
+from pdlaunch.recipe import LOCAL_HOST, Recipe, RoleSection, TransferSection, overlay
 from pdlaunch.recipe_checks import ROLES, Role, is_loopback, named_ports, workers_per_engine
 from pdlaunch.trace import SETTING as TRACE_SETTING
 from pdlaunch.transport import DEFAULT_BACKENDS, LIBFABRIC
@@ -179,15 +179,6 @@ def flags(args: Mapping[str, JsonValue]) -> Iterator[str]:
             yield from (_text(item) for item in value)
         else:
             yield _text(value)
-
-
-def overlay(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Flags of several layers, the last wins; dashes and underscores are the same name."""
-    merged: dict[str, JsonValue] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            merged[name.lstrip("-").replace("_", "-")] = value
-    return merged
 
 
 def url(host: str, port: int) -> str:
@@ -442,14 +433,16 @@ class _Planner:
         missing = [str(index) for index in wanted if index not in available]
         if missing:
             there = ", ".join(str(index) for index in available) or "none"
-            # Here an engine is one process; over several nodes it is several.
-            too_large = key == "devices" and len(wanted) > len(available) > 0
-            cluster = "; an engine over several nodes is for a cluster: `pdlaunch render k8s`"
+            more = ""
+            if key == "devices" and not available:
+                more = "; without a GPU: --set engine.variant=cpu"
+            elif key == "devices" and len(wanted) > len(available):
+                # Here an engine is one process; over several nodes it is several.
+                more = "; an engine over several nodes is for a cluster: `pdlaunch render k8s`"
             raise UsageError(
                 f"{role} needs {key} {', '.join(missing)}, and this machine offers {there}",
                 where=f"{role}.{key}",
-                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel"
-                + (cluster if too_large else ""),
+                next_step=f"set {role}.{key}, or lower replicas or tensor_parallel{more}",
             )
 
     def _device_names(self, indexes: Sequence[int]) -> str:

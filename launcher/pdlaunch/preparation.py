@@ -84,7 +84,7 @@ def _traced(recipe: Recipe) -> Recipe:
 
 def check_startable(made: DeploymentPlan) -> None:
     """Raise where a deployment belongs to other hosts."""
-    elsewhere = [process for process in made.own if not _can_start(process)]
+    elsewhere = [process for process in made.own if not can_start(process)]
     if elsewhere:
         process = elsewhere[0]
         ways = [
@@ -102,7 +102,8 @@ def check_startable(made: DeploymentPlan) -> None:
         )
 
 
-def _can_start(process: ProcessPlan) -> bool:
+def can_start(process: ProcessPlan) -> bool:
+    """Whether a process can be started from this machine."""
     container = process.container
     return process.is_here or (container is not None and container.endpoint.startswith(SSH))
 

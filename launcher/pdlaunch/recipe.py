@@ -516,6 +516,11 @@ class Recipe(Section):
     def role(self, role: Literal["prefill", "decode"]) -> RoleSection:
         return self.prefill if role == "prefill" else self.decode
 
+    def flags(self, role: Literal["prefill", "decode"]) -> Mapping[str, JsonValue]:
+        """The further `vllm serve` flags of a role's engines."""
+        merged = overlay(self.engine.args, self.role(role).args)
+        return {name: value for name, value in merged.items() if value is not None}
+
     def restart(self, role: Literal["prefill", "decode", "router"]) -> RestartSection:
         """How a role's processes are started again, with nothing left open."""
         section = self.router.restart if role == "router" else self.role(role).restart
@@ -527,3 +532,12 @@ class Recipe(Section):
 def is_path(model: str) -> bool:
     """Whether a recipe's model names a folder rather than a hub id or a model of ours."""
     return model.startswith(("/", "./", "../"))
+
+
+def overlay(*layers: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Flags of several layers, the last wins; dashes and underscores are the same name."""
+    merged: dict[str, JsonValue] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            merged[name.lstrip("-").replace("_", "-")] = value
+    return merged

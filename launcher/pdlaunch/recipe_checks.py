@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,8 @@ Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 CPU_BLOCK_MULTIPLE_TOKENS = 32
+_LOADS = ("load-format", "revision", "download-dir", "config-format")
+_ALLOW_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,35 @@ def check(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
     problems += _ports(recipe)
     problems += _hosts(recipe)
     return problems
+
+
+def over_limit(recipe: Recipe, limit: int, environ: Mapping[str, str]) -> list[Problem]:
+    """Requests longer than a model's limit, which vLLM refuses at start.
+
+    Args:
+        environ: what engines inherit.
+    """
+    problems: list[Problem] = []
+    for role in ROLES:
+        section = recipe.role(role)
+        own = section.max_model_len_tokens
+        longest = own or recipe.max_model_len_tokens
+        allowed = any(_ALLOW_LONGER in env for env in (environ, recipe.engine.env, section.env))
+        if longest is None or longest <= limit or allowed or "hf-overrides" in recipe.flags(role):
+            continue
+        key = "max_model_len_tokens"
+        problem = Problem(
+            (role, key) if own else (key,),
+            f"{longest} tokens, and the limit of {recipe.model} is {limit} by its config.json",
+        )
+        if problem not in problems:
+            problems.append(problem)
+    return problems
+
+
+def loads_otherwise(recipe: Recipe) -> str | None:
+    """A flag by which engines load something else than the weights in the model's folder."""
+    return next((flag for role in ROLES for flag in _LOADS if flag in recipe.flags(role)), None)
 
 
 def workers_per_engine(section: RoleSection) -> int:

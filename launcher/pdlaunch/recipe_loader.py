@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pdlaunch import model_shape, recipe_checks
+from pdlaunch import checkpoint, model_shape, recipe_checks
 from pdlaunch.errors import UsageError
 from pdlaunch.paths import recipes_dir
 from pdlaunch.recipe import LOCAL_HOST, NEURON_VLLM_VERSION, Recipe, is_path
@@ -43,7 +43,7 @@ class _Source:
     """Where each key stands, for messages."""
 
     path: Path
-    lines: Mapping[KeyPath, int]
+    origins: Mapping[KeyPath, str]
     overrides: Mapping[KeyPath, str]
 
     def locate(self, key_path: KeyPath) -> str:
@@ -51,8 +51,8 @@ class _Source:
             prefix = key_path[:length]
             if prefix in self.overrides:
                 return f"--set {self.overrides[prefix]}"
-            if prefix in self.lines:
-                return f"{self.path}:{self.lines[prefix]}"
+            if prefix in self.origins:
+                return self.origins[prefix]
         return str(self.path)
 
 
@@ -96,15 +96,22 @@ def loads(
     path: Path,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
+    origins: Mapping[KeyPath, str] | None = None,
 ) -> Loaded:
-    """Like load, of a recipe that is in the file, or is to be written to it."""
+    """Like load, of a recipe that is in the file, or is to be written to it.
+
+    Args:
+        origins: where its keys come from, if no file has them yet.
+    """
     data, lines, problems = _parse(text, path)
     set_lines: dict[KeyPath, str] = {}
     for override in overrides:
         problem = override_key(data, override, set_lines)
         if problem is not None:
             problems.append(problem)
-    source = _Source(path, lines, set_lines)
+    if origins is None:
+        origins = {key_path: f"{path}:{line}" for key_path, line in lines.items()}
+    source = _Source(path, origins, set_lines)
     recipe: Recipe | None = None
     try:
         # JSON mode keeps scalars strict and still takes a YAML list for a tuple.
@@ -113,11 +120,16 @@ def loads(
         problems += _translate(error.errors())
     if recipe is None:
         raise _refusal(problems, source)
-    recipe, model_problem = _locate_model(recipe, path.parent)
-    if model_problem is not None:
-        problems.append(model_problem)
-    shape = model_shape.find(recipe, environ)
+    # A path on the command line is meant as the shell would take it.
+    recipe, found = _locate_model(recipe, Path() if ("model",) in set_lines else path.parent)
+    problems += found
+    config, broken = checkpoint.read_config(model_shape.config_file(recipe, environ))
+    shape = model_shape.find(recipe, config)
     problems += recipe_checks.check(recipe, shape)
+    if config is not None and (limit := model_shape.longest(config)) is not None:
+        problems += recipe_checks.over_limit(recipe, limit, environ)
+    if broken is not None and is_path(recipe.model):
+        problems.append(Problem(("model",), broken))
     if problems:
         raise _refusal(problems, source)
     notes: tuple[str, ...] = ()
@@ -130,6 +142,9 @@ def loads(
         notes += (
             f"no model folder at {recipe.model} on this machine; each host of an engine needs it",
         )
+    if is_path(recipe.model) and config and not recipe_checks.loads_otherwise(recipe):
+        incomplete = checkpoint.read_weights(Path(recipe.model)).problem
+        notes += (incomplete,) if incomplete is not None else ()
     if shape is None:
         notes += (
             f"the shape of {recipe.model} is not known here, so its heads were not checked "
@@ -231,36 +246,52 @@ def override_key(data: dict[str, Any], override: str, seen: dict[KeyPath, str]) 
     return None
 
 
-def _locate_model(recipe: Recipe, folder: Path) -> tuple[Recipe, Problem | None]:
-    """Make a model's path absolute (it is relative to the recipe) and see that it is there.
+def _locate_model(recipe: Recipe, folder: Path) -> tuple[Recipe, list[Problem]]:
+    """Make a model's path, relative to a folder, absolute and see that the model is there.
 
     Not needed here by those who only plan and render; `up` and `doctor` look where engines run.
     """
-    key = ("model",)
     if is_path(recipe.model):
         location = (folder / recipe.model).resolve()
         recipe = recipe.model_copy(update={"model": str(location)})
-        if not location.exists() and _may_lack(recipe):
-            return recipe, None
-        if not location.is_dir():
-            return recipe, Problem(
-                key,
-                f"no model folder at {location}: check the path; to plan or render where the model "
-                "is not, tell its sizes in model_shape",
-            )
-        if not (location / "config.json").is_file():
-            return recipe, Problem(key, f"{location} holds no config.json: not a model folder")
-        return recipe, None
-    kind, separator, _ = recipe.model.partition(":")
-    if separator and recipe.model not in model_shape.OWN_MODELS:
-        near = difflib.get_close_matches(recipe.model, model_shape.OWN_MODELS, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return recipe, Problem(
-            key,
-            f"unknown {kind}: model {recipe.model}{hint} (a path starts with / or ./; "
-            "what is in an object store is copied to a folder on each host first)",
+        message = _no_folder(location, may_lack=_may_lack(recipe))
+    else:
+        message = _no_name(recipe.model, folder)
+    return recipe, [] if message is None else [Problem(("model",), message)]
+
+
+def _no_folder(location: Path, *, may_lack: bool) -> str | None:
+    """Why a path is not that of a model."""
+    if not location.exists() and may_lack:
+        return None
+    if not location.is_dir():
+        return (
+            f"no model folder at {location}: check the path; to plan or render where the model is "
+            "not, tell its sizes in model_shape"
         )
-    return recipe, None
+    if not (location / "config.json").is_file():
+        return f"{location} holds no config.json: not a model folder"
+    return None
+
+
+def _no_name(model: str, folder: Path) -> str | None:
+    """Why a name is not that of a model of ours, or on the hub."""
+    kind, separator, _ = model.partition(":")
+    if separator and model not in model_shape.OWN_MODELS:
+        near = difflib.get_close_matches(model, model_shape.OWN_MODELS, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return (
+            f"unknown {kind}: model {model}{hint} (a path starts with / or ./; what is in an "
+            "object store is copied to a folder on each host first)"
+        )
+    # vLLM itself would take a folder here for the model.
+    for path, base in ((f"./{model}", folder), (str(Path.cwd() / model), Path())):
+        if not separator and (base / model / "config.json").is_file():
+            return (
+                f"{model} names a model on the hub, and a model's folder here: write {path} for "
+                "the folder, or rename it"
+            )
+    return None
 
 
 def _may_lack(recipe: Recipe) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pdlaunch import planner, recipe_loader
+import pdlaunch
+from pdlaunch import draining, planner, recipe_loader
 from pdlaunch.plan import DeploymentPlan
 from pdlaunch.planner import Facts, ModelLocation, ports_needed
 from pdlaunch.recipe import LOCAL_HOST, Recipe
@@ -21,7 +22,10 @@ def commands(name: str) -> str:
     """What `pdlaunch up --dry-run` prints on the prefill instance."""
     recipe = loaded(name)
     here = "192.0.2.1" if recipe.prefill.host == LOCAL_HOST else recipe.prefill.host
-    return shell.commands(planned(recipe, here, gpus=8)) + "\n"
+    made = draining.drainable(planned(recipe, here, gpus=8))
+    # Wherever pdlaunch is installed.
+    package = str(Path(pdlaunch.__file__).parent)
+    return shell.commands(made).replace(package, "/pdlaunch") + "\n"
 
 
 def manifests(name: str) -> str:

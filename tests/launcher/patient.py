@@ -24,6 +24,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from checkpoints import write_weights
 from pdlaunch import engine, hosts, series
 from pdlaunch.doctor import examination, machine, network
 from pdlaunch.doctor.examination import Surroundings
@@ -152,6 +153,9 @@ class Patient:
         self.model.mkdir(exist_ok=True)
         (self.model / "config.json").write_text(json.dumps({**CONFIG, **changes}))
 
+    def weights(self, size_bytes: int) -> None:
+        write_weights(self.model / "model.safetensors", size_bytes)
+
     def serve(self, server: HTTPServer) -> None:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -244,8 +248,7 @@ def sound(folder: Path, patch: pytest.MonkeyPatch) -> Patient:
     patient.gpus()
     patient.nixl()
     patient.config()
-    with (patient.model / "model.safetensors").open("wb") as weights:
-        weights.truncate(61 * GIB)
+    patient.weights(61 * GIB)
     for name in ("cache", "state", "tmp", "hub"):
         (folder / name).mkdir(mode=0o777)
         (folder / name).chmod(0o777)

@@ -86,12 +86,17 @@ def shape_in_the_recipe_that_is_not_the_models(patient: Patient, _: pytest.Monke
     patient.set("model_shape", {"attention_heads": 64, "kv_heads": 8})
 
 
-@fault("model", "error", "lacks model-00002-of-00002.safetensors", "copy the folder again")
+@fault("model", "error", "lacks model-00002-of-00002.safetensors", "copy it again")
 def missing_shard(patient: Patient, _: pytest.MonkeyPatch) -> None:
     (patient.model / "model.safetensors").rename(patient.model / "model-00001-of-00002.safetensors")
     files = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     index = patient.model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": files}))
+
+
+@fault("model", "error", "is 1073741824 bytes long, and by its header 65498251264", "copy it again")
+def weights_that_were_not_copied_to_their_end(patient: Patient, _: pytest.MonkeyPatch) -> None:
+    os.truncate(patient.model / "model.safetensors", GIB)
 
 
 @fault("model", "error", "holds no weights", "safetensors")
@@ -105,8 +110,14 @@ def unreadable_weights(patient: Patient, _: pytest.MonkeyPatch) -> None:
     patient.before.append(become_nobody)
 
 
-@fault("length", "error", "65536 tokens, and the model's limit is 40960", "40960 or less")
+@fault("recipe", "error", "65536 tokens, and the limit of", "mend")
 def longer_requests_than_the_model_can(patient: Patient, _: pytest.MonkeyPatch) -> None:
+    patient.set("max_model_len_tokens", 65536)
+
+
+@fault("length", "error", "65536 tokens, and the limit of Org/Model is 40960", "40960 or less")
+def longer_requests_than_the_hubs_model_can(patient: Patient, patch: pytest.MonkeyPatch) -> None:
+    hub(patient, patch, 200, body=(patient.model / "config.json").read_bytes())
     patient.set("max_model_len_tokens", 65536)
 
 
@@ -118,12 +129,12 @@ def cache_smaller_than_a_request(patient: Patient, _: pytest.MonkeyPatch) -> Non
 @fault("kv-cache", "error", "one request may have 32768", "prefill.gpu_memory_fraction")
 def share_of_the_device_that_no_request_fits(patient: Patient, _: pytest.MonkeyPatch) -> None:
     patient.set("prefill.gpu_memory_fraction", 0.01)
-    os.truncate(patient.model / "model.safetensors", GIB)
+    patient.weights(GIB)
 
 
 @fault("kv-cache", "warning", "one request may have 32768", "prefill.gpu_memory_fraction")
 def memory_that_the_weights_fill(patient: Patient, _: pytest.MonkeyPatch) -> None:
-    os.truncate(patient.model / "model.safetensors", 502 * GIB)
+    patient.weights(502 * GIB)
 
 
 @fault("kv-cache", "warning", "512 requests at once", "max-num-seqs to 196")
@@ -274,7 +285,7 @@ def clock_that_nobody_sets(_: Patient, patch: pytest.MonkeyPatch) -> None:
 # Devices and fabric
 
 
-@fault("gpus", "error", "no nvidia-smi", "install NVIDIA's driver")
+@fault("gpus", "error", "no nvidia-smi", "--set engine.variant=cpu")
 def no_driver(patient: Patient, _: pytest.MonkeyPatch) -> None:
     (patient.folder / "bin/nvidia-smi").unlink()
 
@@ -467,7 +478,7 @@ def proxy_between_the_processes(_: Patient, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("http_proxy", "http://user:secret@proxy:3128")
 
 
-@fault("placement", "warning", "nothing of it belongs to this machine", "on those hosts")
+@fault("placement", "warning", "no role of the recipe belongs", "--set prefill.host=ADDRESS")
 def another_machines_recipe(_: Patient, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hosts, "local_addresses", lambda: frozenset({"127.0.0.1", "10.9.9.9"}))
 
@@ -475,7 +486,7 @@ def another_machines_recipe(_: Patient, patch: pytest.MonkeyPatch) -> None:
 def on_cpu(patient: Patient) -> None:
     """Two CPU engines on this machine, and a model that fits."""
     patient.recipe = json.loads(json.dumps(CPU_RECIPE))
-    os.truncate(patient.model / "model.safetensors", GIB)
+    patient.weights(GIB)
 
 
 def on_infiniband(patient: Patient) -> None:
@@ -487,16 +498,22 @@ def on_infiniband(patient: Patient) -> None:
         patient.write(f"sys/class/infiniband/rdmap{index}/device/vendor", "0x15b3\n")
 
 
-def hub(patient: Patient, patch: pytest.MonkeyPatch, status: int, date: str | None = None) -> None:
+def hub(
+    patient: Patient,
+    patch: pytest.MonkeyPatch,
+    status: int,
+    date: str | None = None,
+    body: bytes = b"{}",
+) -> None:
     """A hub that answers so, whatever it is asked."""
     patient.set("model", "Org/Model")
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", "2")
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(b"{}")
+            self.wfile.write(body)
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return date or super().date_time_string(timestamp)
@@ -596,6 +613,29 @@ def test_sound_infiniband_raises_no_alarm(patient: Patient) -> None:
     assert patient.complaints() == {}
 
 
+def test_containers_of_another_machine_without_ssh_are_nobodys(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for section in ("prefill", "decode", "router"):
+        patient.set(f"{section}.host", THERE)
+    patient.set("decode.side_channel_port", 5700)
+    patient.set("decode.devices", [[4, 5, 6, 7]])
+    patient.set("backend", "docker")
+    monkeypatch.setattr(examination.backend, "image_labels", lambda endpoint, name: {})
+    assert "placement" in patient.complaints()
+    for section in ("prefill", "decode", "router"):
+        patient.set(f"{section}.host", f"ssh://{THERE}")
+    assert "placement" not in patient.complaints()
+
+
+def test_a_connection_is_not_taken_for_an_answer(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "tried", lambda host, port, timeout_s: None)
+    told = [each.evidence for each in patient.examine() if each.check == "reachability"]
+    assert told and all("accepts TCP connections; who listens was not asked" in e for e in told)
+
+
 def test_router_alone_needs_neither_devices_nor_the_model(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -684,6 +724,27 @@ def test_latent_attention_keeps_one_latent_on_every_rank() -> None:
     assert kv.bytes_a_token(config, section, {"kv-cache-dtype": "fp8"}) == 2304
 
 
+def test_sizes_of_the_language_model_may_lie_below_its_type() -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3}
+    config = {"dtype": "bfloat16", "text_config": {**sizes, "head_dim": 8}}
+    section = Recipe(name="a", model="Org/Model").decode
+    assert kv.bytes_a_token(config, section, {}) == 2 * 2 * 8 * 2 * 3
+    quantized = {**config, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}
+    assert isinstance(kv.bytes_a_token(quantized, section, {}), str)
+
+
+def test_weights_that_are_not_here_are_not_taken_for_nothing(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub(patient, monkeypatch, 200, body=(patient.model / "config.json").read_bytes())
+    found = [each for each in patient.examine() if each.check == "kv-cache"]
+    assert found[0].state == "not checked"
+    assert "prefill: 126.4 GiB a worker are for weights and cache" in found[0].evidence
+    patient.recipe = {**CPU_RECIPE, "model": "Org/Model"}
+    (memory,) = [each for each in patient.examine() if each.check == "memory"]
+    assert "KV caches without the weights take 8.0 GiB" in memory.evidence
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -703,12 +764,6 @@ def test_capacity_of_uneven_models_is_not_guessed(
     assert patient.complaints() == {}
 
 
-def test_length_of_scaled_positions_is_not_judged(patient: Patient) -> None:
-    patient.config(rope_scaling={"rope_type": "yarn", "factor": 4.0})
-    patient.set("max_model_len_tokens", 131072)
-    assert "length" not in patient.complaints()
-
-
 def test_report_for_people_ends_with_1_where_something_cannot_work(launcher: Launcher) -> None:
     recipe = launcher.recipe("a")
     code, out, err = launcher.run("doctor", recipe)
@@ -718,7 +773,7 @@ def test_report_for_people_ends_with_1_where_something_cannot_work(launcher: Lau
     lines = out.splitlines()
     (at,) = (at for at, line in enumerate(lines) if line.startswith("error"))
     assert lines[at].split()[1] == "memory"
-    assert "KV caches and weights take 976.6 TiB" in lines[at]
+    assert "KV caches without the weights take 976.6 TiB" in lines[at]
     assert lines[at + 1].strip().startswith("→ lower kv_cache_gib")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -172,20 +171,6 @@ def test_hub_is_left_alone_unless_told_to_ask_it(
     (snapshot / "config.json").write_text("{}")
     model.read(HUB_MODEL, "Org/Model", environ(tmp_path), ask_hub=True)
     assert hub == []
-
-
-def test_one_complete_format_of_weights_is_enough(tmp_path: Path) -> None:
-    for name, shard in {"model.safetensors": "a.safetensors", "pytorch_model.bin": "b.bin"}.items():
-        index = {"weight_map": {"x": shard}}
-        (tmp_path / f"{name}.index.json").write_text(json.dumps(index))
-    (tmp_path / "a.safetensors").write_bytes(b"\0" * 7)
-    found = model.weights(tmp_path)
-    assert (found.missing, found.total_bytes) == ((), 7)
-
-
-def test_interrupted_download_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").symlink_to(tmp_path / "blob")
-    assert model.weights(tmp_path).missing == ("model.safetensors",)
 
 
 def test_probe_has_the_environment_it_is_given(script: Path) -> None:

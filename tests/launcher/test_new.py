@@ -85,6 +85,37 @@ def test_on_two_instances_with_efa(instance: str | None, interfaces: int) -> Non
     assert recipe.router.host == recipe.prefill.host
 
 
+def test_name_for_clients_and_size_of_blocks(folder: Path) -> None:
+    told = ("--served-name", "ours", "--block-size", "96")
+    recipe = made("a", "--model", MODEL, "--where", "cpu", *told)
+    assert recipe.client_model_name == "ours"
+    assert recipe.prefill.block_size_tokens == recipe.decode.block_size_tokens == 96
+
+
+@pytest.mark.parametrize("file", ["a", "recipes/a"])
+def test_path_of_the_model_is_relative_to_the_working_directory(folder: Path, file: str) -> None:
+    (folder / "recipes").mkdir()
+    (folder / "mine").mkdir()
+    (folder / "mine" / "config.json").write_text('{"num_attention_heads": 8}')
+    assert made(file, "--model", "./mine", "--where", "cpu").model == str(folder / "mine")
+
+
+@pytest.mark.parametrize(
+    ("args", "origin"),
+    [
+        (("--prefill-tp", "3", "--decode-tp", "2"), "--decode-tp: decode.tensor_parallel: 2 and"),
+        (("--set", "prefill.devices=[[0, 1]]"), "--set prefill.devices=[[0, 1]]: prefill.devices:"),
+        (("--set", "decode.kv_cache_gib=0"), "--set decode.kv_cache_gib=0: decode.kv_cache_gib:"),
+    ],
+)
+def test_errors_name_what_was_told_and_not_a_file_that_is_not_written(
+    args: tuple[str, ...], origin: str
+) -> None:
+    message = refusal("a", "--model", "Org/M", "--where", "gpus", *args)
+    assert f"  {origin}" in message
+    assert "a.yaml" not in message
+
+
 def test_any_other_key_can_be_set(folder: Path) -> None:
     shape = "model_shape={attention_heads: 64, kv_heads: 8}"
     given = ("--set", "timeouts.ready_s=3600", "--set", shape)

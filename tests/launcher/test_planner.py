@@ -232,6 +232,13 @@ def test_too_few_devices_names_the_key_and_what_is_there() -> None:
     assert caught.value.where == "decode.devices"
 
 
+def test_machine_without_devices_is_told_of_the_cpu_engine() -> None:
+    source = recipe(engine={"variant": "cuda"})
+    with pytest.raises(UsageError, match="this machine offers none") as caught:
+        planned(source, facts(source, gpus=()))
+    assert "--set engine.variant=cpu" in str(caught.value.next_step)
+
+
 def test_engine_that_spans_nodes_is_sent_to_a_cluster() -> None:
     source = recipe_loader.load(recipes_dir() / "deepseek-v3.1-p5.yaml").recipe
     with pytest.raises(UsageError, match="prefill needs devices 8, 9") as caught:

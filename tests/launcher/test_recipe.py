@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from checkpoints import write_weights
 from pdlaunch import model_shape, recipe_loader
 from pdlaunch.cli import cli
 from pdlaunch.errors import UsageError
@@ -185,6 +186,92 @@ def test_a_recipe_may_be_written_where_its_model_is_not(tmp_path: Path, told: st
 def test_folder_without_config_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "holds no config.json" in refusal(tmp_path, "name: a\nmodel: ./empty\n")
+
+
+def model_folder(at: Path, **changes: object) -> Path:
+    at.mkdir(parents=True)
+    config = {"num_attention_heads": 8, "max_position_embeddings": 4096, **changes}
+    (at / "config.json").write_text(json.dumps(config))
+    write_weights(at / "model.safetensors", 1000)
+    return at
+
+
+LOCAL = "name: a\nmodel: ./mine\nengine: {variant: cpu}\n"
+
+
+def test_broken_config_is_refused(tmp_path: Path) -> None:
+    (model_folder(tmp_path / "mine") / "config.json").write_text("{broken")
+    assert "recipe.yaml:2: model: " in refusal(tmp_path, LOCAL)
+    assert "mine/config.json is not JSON" in refusal(tmp_path, LOCAL)
+
+
+def test_folder_without_whole_weights_is_noted_where_they_are_loaded(tmp_path: Path) -> None:
+    file = model_folder(tmp_path / "mine") / "model.safetensors"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(LOCAL)
+    assert recipe_loader.load(recipe).notes == ()
+    file.write_bytes(b"cut")
+    (note,) = recipe_loader.load(recipe).notes
+    assert "ends within its header" in note
+    file.unlink()
+    (note,) = recipe_loader.load(recipe).notes
+    assert "holds no weights" in note
+    assert recipe_loader.load(recipe, ("engine.args.load-format=dummy",)).notes == ()
+
+
+def test_requests_longer_than_the_models_limit_are_refused_once(tmp_path: Path) -> None:
+    model_folder(tmp_path / "mine")
+    message = refusal(tmp_path, LOCAL + "max_model_len_tokens: 4097\n")
+    assert "the recipe has a problem" in message
+    assert "recipe.yaml:4: max_model_len_tokens: 4097 tokens, and the limit of" in message
+    assert "4096" in message
+    assert "decode.max_model_len_tokens: 4097" in refusal(
+        tmp_path, LOCAL + "decode: {max_model_len_tokens: 4097}\n"
+    )
+    for allowed in (
+        "engine.env.VLLM_ALLOW_LONG_MAX_MODEL_LEN=1",
+        "engine.args.hf-overrides={max_position_embeddings: 8192}",
+    ):
+        load(tmp_path, LOCAL + "max_model_len_tokens: 4097\n", allowed)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"text_config": {"max_position_embeddings": 4096}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "llama3"}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear"}}, None),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn"}}, None),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"f": {"rope_type": "yarn"}}}, None),
+        ({"max_position_embeddings": 4096, "model_max_length": 8192}, None),
+        ({}, None),
+    ],
+)
+def test_limit_is_told_only_where_it_is_certain(
+    config: dict[str, object], limit: int | None
+) -> None:
+    assert model_shape.longest(config) == limit
+
+
+def test_folder_that_is_written_like_a_hub_id_is_hinted_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "name: a\nmodel: models/mine\nengine: {variant: cpu}\n"
+    load(tmp_path, text)
+    model_folder(tmp_path / "models" / "mine")
+    assert "write ./models/mine for the folder" in refusal(tmp_path, text)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    assert f"write {tmp_path}/models/mine for" in refusal(tmp_path / "elsewhere", text)
+
+
+def test_model_path_on_the_command_line_is_relative_to_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model_folder(tmp_path / "here" / "mine").parent)
+    model = load(tmp_path, MINIMAL, "model=./mine").model
+    assert model == str(tmp_path / "here" / "mine")
 
 
 def test_model_path_is_relative_to_the_recipe_and_its_shape_is_read(tmp_path: Path) -> None:

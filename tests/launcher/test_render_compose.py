@@ -183,10 +183,20 @@ def test_dollars_are_not_taken_for_variables() -> None:
     assert command(made["prefill-0"], "--chat-template") == "$$HOME"
 
 
-def test_several_hosts_are_refused() -> None:
+def test_all_that_keeps_a_recipe_from_one_host_is_told_at_once() -> None:
     with pytest.raises(UsageError, match="one host") as caught:
         rendered("qwen3-32b-p5en")
-    assert caught.value.where == "prefill.host"
+    told = str(caught.value)
+    for name in ("prefill", "decode", "router"):
+        assert f"{name}.host: 10.0.0.1" in told
+        assert f"--set {name}.host=local" in told
+    assert "decode.side_channel_port: port 5600 is already taken" in told
+    assert "decode.devices: 0 is already given to prefill" in told
+
+
+def test_port_that_is_fixed_for_one_role_and_named_for_another_is_refused() -> None:
+    with pytest.raises(UsageError, match="port 8200 is already taken"):
+        rendered("tiny-qwen3-cpu", "prefill.port=8200")
 
 
 def test_command_prints_the_file() -> None:

@@ -31,7 +31,9 @@ def test_every_line_is_explained() -> None:
 
 def words() -> Iterator[str]:
     """What somebody may ask about: flags, variables, kinds, resources, and what pods set."""
-    commands = FILES["qwen3-32b-p5en.dry-run.sh"]()
+    # The second has replicas.
+    names = ("qwen3-32b-p5en", "llama-3.3-70b-p5en")
+    commands = "".join(FILES[f"{name}.dry-run.sh"]() for name in names)
     yield from re.findall(r"^ *(--[\w-]+)", commands, re.MULTILINE)
     yield from re.findall(r"(?:^ *|-u )([A-Z][A-Z0-9_]+)(?==| )", commands, re.MULTILINE)
     for document in yaml.safe_load_all(FILES["qwen3-32b-p5en.k8s.yaml"]()):

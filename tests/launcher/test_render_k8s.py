@@ -378,6 +378,12 @@ def test_nodes_say_whether_an_engine_spans_them() -> None:
     )
 
 
+def test_help_tells_what_a_claim_holds() -> None:
+    told = " ".join(CliRunner().invoke(cli, ["render", "k8s", "--help"]).output.split())
+    assert f"in pods it is {cluster.MODELS}." in told
+    assert "hub/models--Org--Name" in told
+
+
 def test_model_of_this_machine_is_looked_for_on_the_claim() -> None:
     objects = rendered(loaded("tiny-qwen3-cpu"), settings("tiny", model_claim="models"))
     engine = container(objects, "prefill")

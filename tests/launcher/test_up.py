@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import write_weights
 from fake_upstream import FakeReporter
 from launching import Command, Launcher, crash, fake_processes, leftover_files, until
 from pdlaunch import deployments, engine, preparation, recipe_loader, warm_start
@@ -191,7 +192,7 @@ def test_up_refuses_what_cannot_work_before_it_builds_anything(
     (launcher.folder / "model" / "config.json").write_text(
         json.dumps({**sizes, "head_dim": 128, "dtype": "bfloat16"})
     )
-    (launcher.folder / "model" / "model.safetensors").write_bytes(b"weights")
+    write_weights(launcher.folder / "model" / "model.safetensors", 1000)
     recipe = launcher.recipe("a", "decode: {kv_cache_gib: 0.1}\nmax_model_len_tokens: 8192\n")
     code, _, err = launcher.run(*command, recipe)
     assert code == 2
@@ -214,7 +215,7 @@ def test_up_refuses_several_things_at_once(launcher: Launcher) -> None:
     assert code == 2
     assert "2 things keep it from working" in err
     assert f"router.port: port {port} is taken by process " in err
-    assert "memory: KV caches and weights take" in err
+    assert "memory: KV caches without the weights take" in err
 
 
 def test_up_warns_of_what_works_less_well(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,10 +17,25 @@ from pdlaunch.cli import parameters
 from pdlaunch.console import Terminal
 from pdlaunch.errors import UsageError
 from pdlaunch.new_recipe import Answers, InstanceType, Place, RoleAnswers
+from pdlaunch.recipe import is_path
+from pdlaunch.recipe_checks import ROLES
+from pdlaunch.recipe_loader import KeyPath
 
 _COUNT = click.IntRange(min=1)
 _INSTANCE_TYPES = click.Choice(get_args(InstanceType))
 _PLACES = click.Choice(get_args(Place))
+# What decides keys of the recipe; the place does for all others.
+_DECIDED_BY: Mapping[KeyPath, str] = {
+    ("name",): "FILE",
+    ("model",): "--model",
+    ("served_name",): "--served-name",
+    ("max_model_len_tokens",): "--max-model-len",
+    ("router", "port"): "--port",
+    **{(role, "tensor_parallel"): f"--{role}-tp" for role in ROLES},
+    **{(role, "replicas"): f"--{role}-replicas" for role in ROLES},
+    **{(role, "host"): f"--{role}-host" for role in ROLES},
+    **{(role, "block_size_tokens"): "--block-size" for role in ROLES},
+}
 
 
 @click.command(
@@ -46,6 +63,8 @@ _PLACES = click.Choice(get_args(Place))
 @click.option("--instance-type", type=_INSTANCE_TYPES, help="With efa. [default: p5en.48xlarge]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Where clients reach the router.")
 @click.option("--max-model-len", type=_COUNT, metavar="TOKENS", help="Longest prompt plus answer.")
+@click.option("--block-size", type=_COUNT, metavar="TOKENS", help="Tokens in a KV block.")
+@click.option("--served-name", metavar="NAME", help="Name in a client's `model` field.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Any other key.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def new(
@@ -62,6 +81,8 @@ def new(
     instance_type: InstanceType | None,
     port: int | None,
     max_model_len: int | None,
+    block_size: int | None,
+    served_name: str | None,
     overrides: tuple[str, ...],
     force: bool,
 ) -> None:
@@ -99,16 +120,20 @@ def new(
     file = _with_suffix(Path(ask("File", file, f"{_name_of(model.rpartition('/')[2])}-{chosen}")))
     answers = Answers(
         name=_name_of(file.stem),
-        model=model,
+        model=_beside(file, model),
         place=chosen,
         prefill=RoleAnswers(prefill_tp or 1, prefill_replicas, prefill_host or ""),
         decode=RoleAnswers(decode_tp or 1, decode_replicas, decode_host or ""),
         instance_type=instance_type or "p5en.48xlarge",
         port=port,
+        served_name=served_name,
         max_model_len_tokens=max_model_len,
+        block_size_tokens=block_size,
     )
     text = new_recipe.text(answers, overrides)
-    for note in recipe_loader.loads(text, file).notes:
+    set_by = {tuple(each.partition("=")[0].split(".")): f"--set {each}" for each in overrides}
+    origins = {(): f"--where {chosen}", **_DECIDED_BY, **set_by}
+    for note in recipe_loader.loads(text, file, origins=origins).notes:
         terminal.warning(note)
     files.write(file, text, may_replace=force)
     terminal.data(str(file))
@@ -148,6 +173,13 @@ def _refuse(place: Place, *of_efa: str | None) -> None:
             where="--prefill-host, --decode-host, --instance-type",
             next_step="leave them out, or choose --where efa",
         )
+
+
+def _beside(file: Path, model: str) -> str:
+    """A path that was told here as the recipe is to have it, to which it is relative."""
+    if not is_path(model) or Path(model).is_absolute() or file.parent == Path():
+        return model
+    return f"./{os.path.relpath(model, file.parent)}"
 
 
 def _with_suffix(file: Path) -> Path:

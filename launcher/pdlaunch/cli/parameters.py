@@ -67,5 +67,5 @@ overrides = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="Override a key, as in engine.args.seed=7 or 'transfer.backends=[UCX]'. VALUE is YAML. "
-    "Once for each key.",
+    "Once for each key. A model's path is relative to the working directory.",
 )

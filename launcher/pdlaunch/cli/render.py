@@ -49,8 +49,10 @@ _image = click.option(
 @click.option(
     "--model-claim",
     metavar="CLAIM",
-    help="Volume claim with the models, mountable on all nodes. For a model on the hub it is the "
-    "hub's cache. [default: each pod downloads the model]",
+    help="Volume claim with the models, mountable on all nodes; in pods it is /models. Of a "
+    "model's folder, the claim has a copy at its top, under the folder's own name. For a model on "
+    "the hub it is HF_HOME: hub/models--Org--Name below it, written by the first pod where it is "
+    "not there. [default: each pod downloads the model]",
 )
 @click.option(
     "--gpus-per-node",

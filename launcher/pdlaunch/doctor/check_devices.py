@@ -41,7 +41,8 @@ def gpus(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
             "gpus",
             found.problem or "nvidia-smi lists no device",
             "install NVIDIA's driver and reboot where it says that versions do not match; in a "
-            f"container: {_DEVICES}; without a GPU, use engine.variant cpu",
+            f"container: {_DEVICES}"
+            + ("; without a GPU: --set engine.variant=cpu" if deployment is not None else ""),
         )
         return
     kinds = sorted({f"{gpu.name} ({size(gpu.total_bytes)})" for gpu in found.devices})

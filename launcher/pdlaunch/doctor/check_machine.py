@@ -135,7 +135,6 @@ def memory(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     if deployment is None or not deployment.engines_here:
         yield ok("memory", seen)
         return
-    weights = facts.model.weights if facts.model is not None else None
     needed = 0.0
     for role in deployment.roles_here:
         section = deployment.recipe.role(role)
@@ -143,9 +142,11 @@ def memory(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
         each = workers * _CUDA_WORKER_BYTES
         if facts.engine.variant == "cpu":
             each = workers * int((section.kv_cache_gib or DEFAULT_CPU_KV_CACHE_GIB) * 2**30)
-            each += weights.total_bytes if weights is not None else 0
+            each += facts.weights_bytes or 0
         needed += deployment.count_here(role) * each
-    what = "KV caches and weights" if facts.engine.variant == "cpu" else "the engines"
+    what = "the engines"
+    if facts.engine.variant == "cpu":
+        what = "KV caches and weights" if facts.weights_bytes else "KV caches without the weights"
     less = "lower kv_cache_gib or replicas" if facts.engine.variant == "cpu" else "lower replicas"
     if facts.engine.variant == "cpu" and needed > machine.memory_total_bytes:
         yield error(

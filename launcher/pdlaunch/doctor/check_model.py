@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from pdlaunch import recipe_checks
+from pdlaunch import model_shape, recipe_checks
+from pdlaunch.checkpoint import Weights
 from pdlaunch.doctor import check_devices, kv
-from pdlaunch.doctor.facts import Deployment, Facts, Hub, Model, Weights
+from pdlaunch.doctor.facts import Deployment, Facts, Hub, Model
 from pdlaunch.doctor.findings import Finding, error, not_checked, ok, size, warning
 from pdlaunch.planner import DEFAULT_CPU_KV_CACHE_GIB
 from pdlaunch.recipe import is_path
@@ -19,8 +21,6 @@ from pdlaunch.recipe_checks import ROLES, Role, workers_per_engine
 _SMALL_BLOCK_TOKENS = 64
 # Of its longest requests, the share that a running request is taken to hold on average.
 _MEAN_SHARE = 0.25
-_LOADS_OTHERWISE = ("load-format", "revision", "download-dir", "config-format")
-_ALLOW_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 
 
 def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
@@ -28,9 +28,7 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     if deployment is None or facts.model is None or not deployment.engines_here:
         return
     model, name = facts.model, deployment.recipe.model
-    otherwise = [
-        flag for role in ROLES for flag in _LOADS_OTHERWISE if flag in deployment.flags(role)
-    ]
+    otherwise = recipe_checks.loads_otherwise(deployment.recipe)
     if model.problem is not None:
         yield error(
             "model", model.problem, "fetch the model again, or mend the file", where="model"
@@ -42,13 +40,12 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
             "copy the model there, or name the folder that has it",
             where="model",
         )
-    elif otherwise:
-        flag = otherwise[0]
-        yield not_checked("model", f"--{flag} decides what of {name} is loaded, and from where")
-    elif model.weights is not None and (model.weights.missing or model.weights.unreadable):
-        yield _broken_weights(model.weights, model, name)
-    elif model.weights is not None and not model.weights.total_bytes:
-        yield _no_weights(model.weights, model, name)
+    elif otherwise is not None:
+        yield not_checked(
+            "model", f"--{otherwise} decides what of {name} is loaded, and from where"
+        )
+    elif model.weights is not None and model.weights.problem is not None:
+        yield _broken_weights(model.weights, model.weights.problem, model, name)
     elif model.weights is not None:
         seen = f"{size(model.weights.total_bytes)} of weights in {model.weights.folder}"
         yield ok("model", seen)
@@ -67,32 +64,20 @@ def presence(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
         yield _hub(model.hub, name)
 
 
-def _broken_weights(weights: Weights, model: Model, name: str) -> Finding:
-    again = f"hf download {name}" if model.is_hub_model else "copy the folder again"
-    if weights.missing:
-        lost = weights.missing[0] + (
-            f" and {len(weights.missing) - 1} more" if len(weights.missing) > 1 else ""
-        )
-        return error(
-            "model", f"{weights.folder} lacks {lost}", f"complete it: {again}", where="model"
-        )
-    return error(
-        "model",
-        f"{weights.unreadable[0]} in {weights.folder} must not be read by this user",
-        f"let this user read it: chmod a+r {PurePath(weights.folder) / weights.unreadable[0]}",
-        where="model",
-    )
-
-
-def _no_weights(weights: Weights, model: Model, name: str) -> Finding:
-    if model.is_hub_model and not model.is_offline:
+def _broken_weights(weights: Weights, problem: str, model: Model, name: str) -> Finding:
+    if weights.missing or weights.damaged:
+        # What is there already, the hub's client fetches again by force alone.
+        forced = "" if weights.missing else " --force-download"
+        again = f"hf download {name}{forced}" if model.is_hub_model else "copy it again"
+        remedy = f"complete it: {again}"
+    elif weights.unreadable:
+        file = PurePath(weights.folder) / weights.unreadable[0]
+        remedy = f"let this user read it: chmod a+r {file}"
+    elif model.is_hub_model and not model.is_offline:
         return ok("model", f"the config of {name} is here; its weights are fetched at start")
-    return error(
-        "model",
-        f"{weights.folder} holds no weights",
-        "put the model's *.safetensors there, or name the folder that has them",
-        where="model",
-    )
+    else:
+        remedy = "put the model's *.safetensors there, or name the folder that has them"
+    return error("model", problem, remedy, where="model")
 
 
 def _hub(hub: Hub, name: str) -> Finding:
@@ -163,29 +148,13 @@ def length(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     """max_model_len_tokens against what the model was made for."""
     if deployment is None or facts.model is None or facts.model.config is None:
         return
-    limit = kv.longest_by_config(facts.model.config)
+    limit = model_shape.longest(facts.model.config)
     if limit is None:
         return
-    for role in ROLES:
-        section = deployment.recipe.role(role)
-        longest = section.max_model_len_tokens or deployment.recipe.max_model_len_tokens
-        environments = (
-            deployment.recipe.engine.env,
-            section.env,
-            *deployment.environments.values(),
-        )
-        allowed = any(_ALLOW_LONGER in environment for environment in environments)
-        if longest is None or allowed or "hf-overrides" in deployment.flags(role):
-            continue
-        key = f"{role}." if section.max_model_len_tokens else ""
-        key += "max_model_len_tokens"
-        if longest > limit:
-            yield error(
-                "length",
-                f"{role} is to serve {longest} tokens, and the model's limit is {limit}",
-                f"set {key} to {limit} or less",
-                where=key,
-            )
+    inherited = dict(ChainMap(*map(dict, deployment.environments.values())))
+    for problem in recipe_checks.over_limit(deployment.recipe, limit, inherited):
+        key = ".".join(problem.key_path)
+        yield error("length", problem.message, f"set {key} to {limit} or less", where=key)
 
 
 def cache(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
@@ -207,7 +176,7 @@ def _cache(
     longest = (
         section.max_model_len_tokens
         or deployment.recipe.max_model_len_tokens
-        or kv.longest_by_config(config)
+        or model_shape.longest(config)
     )
     offered = _offered(facts, deployment, role)
     if longest is None or offered is None:
@@ -215,12 +184,17 @@ def _cache(
         yield not_checked("kv-cache", f"{role}: {what}")
         return
     block = section.block_size_tokens
-    tokens = max(0, offered.after_weights) // (a_token * block) * block
     blocks = -(-longest // block) * block
-    seen = (
-        f"{role}: {size(max(0, offered.after_weights))} a worker at {size(a_token)} a token hold "
-        f"{tokens} tokens"
-    )
+    room = max(0, offered.at_most - (offered.weights or 0))
+    if offered.weights is None and room >= blocks * a_token:
+        yield not_checked(
+            "kv-cache",
+            f"{role}: {size(room)} a worker are for weights and cache, and the weights, whose size "
+            "decides, are not here",
+        )
+        return
+    tokens = room // (a_token * block) * block
+    seen = f"{role}: {size(room)} a worker at {size(a_token)} a token hold {tokens} tokens"
     key = f"{role}.kv_cache_gib"
     enough = math.ceil(blocks * a_token / 2**30 * 100) / 100
     if tokens < blocks:
@@ -257,10 +231,11 @@ def _cache(
 
 @dataclass(frozen=True)
 class _Offered:
-    """KV cache of one worker in bytes: both are the same where the recipe sets it."""
+    """What one worker has for its KV cache, in bytes."""
 
     at_most: int
-    after_weights: int
+    # What its weights take of that: nothing where the recipe sets the cache; None: not known.
+    weights: int | None
 
 
 def _offered(facts: Facts, deployment: Deployment, role: Role) -> _Offered | None:
@@ -269,7 +244,7 @@ def _offered(facts: Facts, deployment: Deployment, role: Role) -> _Offered | Non
     if named_gib is None and facts.engine.variant == "cpu":
         named_gib = DEFAULT_CPU_KV_CACHE_GIB
     if named_gib is not None:
-        return _Offered(int(named_gib * 2**30), int(named_gib * 2**30))
+        return _Offered(int(named_gib * 2**30), weights=0)
     engines = [process for process in deployment.engines_here if process.role == role]
     if not engines:
         return None
@@ -277,11 +252,10 @@ def _offered(facts: Facts, deployment: Deployment, role: Role) -> _Offered | Non
     gpu = check_devices.named(facts.machine.gpus.devices, names[0])
     if gpu is None:
         return None
-    weights = facts.model.weights if facts.model is not None else None
-    share = weights.total_bytes // workers_per_engine(section) if weights is not None else 0
     fraction = section.gpu_memory_fraction or kv.DEFAULT_GPU_FRACTION
-    at_most = int(gpu.total_bytes * fraction)
-    return _Offered(at_most, at_most - share)
+    in_all = facts.weights_bytes
+    share = None if in_all is None else in_all // workers_per_engine(section)
+    return _Offered(int(gpu.total_bytes * fraction), share)
 
 
 def blocks(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:

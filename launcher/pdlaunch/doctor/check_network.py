@@ -9,6 +9,7 @@ from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined
 from pdlaunch.doctor.facts import Deployment, Facts
 from pdlaunch.doctor.findings import Finding, error, not_checked, ok, warning
 from pdlaunch.planner import ENGINES_ONLY_ENV
+from pdlaunch.preparation import can_start
 from pdlaunch.recipe_checks import ROLES, is_loopback, named_ports
 
 _FIREWALL = (
@@ -26,14 +27,19 @@ def placement(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     elsewhere = [
         f"{process.name} on {process.host}" for process in plan.processes if not process.is_here
     ]
-    if not here:
+    if not any(map(can_start, plan.own)):
+        role = plan.own[0].role
+        what = f"{role} does not belong" if plan.only else "no role of the recipe belongs"
         yield warning(
             "placement",
-            f"nothing of it belongs to this machine: {', '.join(elsewhere)}",
-            "run pdlaunch doctor on those hosts; if one is this machine, name one of its addresses",
+            f"{what} to this machine, whose devices and limits were not compared with it: "
+            f"{', '.join(elsewhere)}",
+            "run pdlaunch doctor on those hosts; if one of them is this machine, say by which "
+            f"address: --set {role}.host=ADDRESS",
+            where=f"{role}.host",
         )
         return
-    yield ok("placement", "; ".join([f"here: {', '.join(here)}", *elsewhere]))
+    yield ok("placement", "; ".join([*([f"here: {', '.join(here)}"] if here else []), *elsewhere]))
 
 
 def addresses(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
@@ -115,7 +121,8 @@ def peers(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
         what = "side channel" if peer.is_side_channel else "HTTP port"
         seen = f"{what} {peer.port} of {peer.process} on {peer.host}"
         if peer.problem is None:
-            yield ok("reachability", f"{seen} answers")
+            # Proxies and load balancers accept connections for whatever is behind them.
+            yield ok("reachability", f"{seen} accepts TCP connections; who listens was not asked")
         elif peer.problem == "refused":
             yield ok("reachability", f"{seen}: the host answers, nothing listens there yet")
         else:

@@ -68,6 +68,7 @@ CHECKS: tuple[Check, ...] = (
 # The others judge what processes of this machine need of it.
 CHECKS_OF_CONTAINERS: tuple[Check, ...] = (
     check_containers.images,
+    check_network.placement,
     check_network.addresses,
     check_network.ports,
     check_network.proxies,

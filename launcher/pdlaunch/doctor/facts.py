@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from pdlaunch.checkpoint import Weights
 from pdlaunch.hosts import UnusablePort
 from pdlaunch.plan import DeploymentPlan, ProcessPlan
-from pdlaunch.planner import overlay
 from pdlaunch.recipe import ModelShape, Recipe
 from pdlaunch.recipe_checks import ROLES, Role
 from pdlaunch.upstream import Variant
@@ -113,16 +113,6 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Weights:
-    """The model's weights on this machine."""
-
-    folder: str
-    total_bytes: int
-    missing: tuple[str, ...]
-    unreadable: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Hub:
     """What the model hub answered."""
 
@@ -159,7 +149,7 @@ class Peer:
     host: str
     port: int
     is_side_channel: bool
-    # None: something listens. "refused": the host answers, nothing listens yet.
+    # None: something accepts connections. "refused": the host answers, nothing listens yet.
     problem: str | None
 
 
@@ -248,7 +238,7 @@ class Deployment:
 
     def flags(self, role: Role) -> Mapping[str, JsonValue]:
         """The further `vllm serve` flags of a role's engines."""
-        return overlay(self.recipe.engine.args, self.recipe.role(role).args)
+        return self.recipe.flags(role)
 
 
 @dataclass(frozen=True)
@@ -262,3 +252,9 @@ class Facts:
     # None: a quick examination, which connects to nobody.
     peers: tuple[Peer, ...] | None = None
     images: tuple[Image, ...] = ()
+
+    @property
+    def weights_bytes(self) -> int | None:
+        """The size of the model's weights; None where they are not all here."""
+        weights = self.model.weights if self.model is not None else None
+        return None if weights is None or weights.missing else weights.total_bytes or None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
@@ -69,7 +69,7 @@ def bytes_a_token(
     uneven += [f"--{flag}" for flag in _UNEVEN_FLAGS if flag in flags]
     if uneven:
         return f"its layers do not all keep every token ({', '.join(uneven)})"
-    item_bytes = _item_bytes(sizes, flags)
+    item_bytes = _item_bytes((config, sizes), flags)
     layers = sizes.get("num_hidden_layers")
     if item_bytes is None or not isinstance(layers, int):
         return "its config does not tell the type or the number of its layers"
@@ -79,26 +79,6 @@ def bytes_a_token(
     if items is None:
         return "its config does not tell the size of its heads"
     return items * item_bytes * layers
-
-
-def longest_by_config(config: Mapping[str, Any]) -> int | None:
-    """The model's own limit in tokens; None where position scaling or the config hides it."""
-    sizes = text_sizes(config) or {}
-    longest = sizes.get("max_position_embeddings")
-    if "model_max_length" in sizes:
-        return None
-    for key in ("rope_scaling", "rope_parameters"):
-        if _is_scaled(sizes.get(key)):
-            return None
-    return longest if isinstance(longest, int) and longest > 0 else None
-
-
-def _is_scaled(rope: object) -> bool:
-    if not isinstance(rope, dict):
-        return False
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    # Some models have one such mapping a kind of layer.
-    return kind != "default" or any(_is_scaled(each) for each in rope.values())
 
 
 def _items_a_layer(sizes: Mapping[str, Any], tensor_parallel: int) -> int | None:
@@ -118,16 +98,18 @@ def _items_a_layer(sizes: Mapping[str, Any], tensor_parallel: int) -> int | None
     return 2 * max(1, kv_heads // tensor_parallel) * head_dim
 
 
-def _item_bytes(sizes: Mapping[str, Any], flags: Mapping[str, JsonValue]) -> int | None:
+def _item_bytes(parts: Sequence[Mapping[str, Any]], flags: Mapping[str, JsonValue]) -> int | None:
+    """Of a config and of its part about the language model, either may tell."""
     cache = flags.get("kv-cache-dtype")
     if isinstance(cache, str) and cache != "auto":
         return _DTYPE_BYTES.get(cache)
-    quantized = sizes.get("quantization_config")
-    if isinstance(quantized, dict) and any(quantized.get(key) for key in _QUANTIZED_CACHE_KEYS):
-        return None
+    for quantized in (part.get("quantization_config") for part in parts):
+        if isinstance(quantized, dict) and any(quantized.get(key) for key in _QUANTIZED_CACHE_KEYS):
+            return None
     named = flags.get("dtype")
     if isinstance(named, str) and named != "auto":
         return _DTYPE_BYTES.get(named)
-    stated = sizes.get("dtype", sizes.get("torch_dtype"))
+    told = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
+    stated = next(filter(None, told), None)
     # vLLM runs checkpoints of float32 in half precision unless told otherwise.
     return 2 if stated == "float32" else _DTYPE_BYTES.get(str(stated))

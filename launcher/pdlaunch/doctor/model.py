@@ -5,8 +5,6 @@ Downloads a config at most, and keeps nothing.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,14 +14,13 @@ from typing import Any
 
 import httpx
 
-from pdlaunch import model_shape
-from pdlaunch.doctor.facts import Hub, Model, Weights
+from pdlaunch import checkpoint, model_shape
+from pdlaunch.doctor.facts import Hub, Model
 from pdlaunch.recipe import Recipe, is_path
 
 _HUB = "https://huggingface.co"
 _HUB_TIMEOUT_S = 10.0
 _TRUE = ("1", "true", "yes", "on")
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 def read(recipe: Recipe, location: str, environ: Mapping[str, str], *, ask_hub: bool) -> Model:
@@ -39,7 +36,7 @@ def read(recipe: Recipe, location: str, environ: Mapping[str, str], *, ask_hub: 
     file = (
         Path(location) / "config.json" if is_made_here else model_shape.config_file(recipe, environ)
     )
-    config, problem = _config(file)
+    config, problem = checkpoint.read_config(file)
     here = config is not None
     is_offline = any(
         environ.get(name, "").lower() in _TRUE
@@ -51,51 +48,13 @@ def read(recipe: Recipe, location: str, environ: Mapping[str, str], *, ask_hub: 
     return Model(
         config=config,
         shape=recipe.model_shape if config is None else model_shape.of_config(config),
-        weights=weights(file.parent) if file is not None and here else None,
+        weights=checkpoint.read_weights(file.parent) if file is not None and here else None,
         problem=problem,
         hub=hub,
         is_hub_model=is_hub_model,
         is_made_here=is_made_here,
         is_offline=is_offline,
     )
-
-
-def weights(folder: Path) -> Weights:
-    """The weights in a model's folder; what its index names and is not there is missing."""
-    files = {path.name: path for path in folder.iterdir() if path.suffix in _WEIGHTS}
-    # The hub's cache links to files; one that was not fetched to its end leaves a link to nothing.
-    there = {name: path for name, path in files.items() if path.exists()}
-    lacking = [_wanted(index) - set(there) for index in folder.glob("*.index.json")]
-    # A repository may index several formats, of which one is enough.
-    missing = min(lacking, key=len) if lacking else set(files) - set(there)
-    return Weights(
-        folder=str(folder),
-        total_bytes=sum(path.stat().st_size for path in there.values()),
-        missing=tuple(sorted(missing)),
-        unreadable=tuple(
-            sorted(name for name, path in there.items() if not os.access(path, os.R_OK))
-        ),
-    )
-
-
-def _wanted(index: Path) -> set[str]:
-    with suppress(OSError, KeyError, TypeError, ValueError, AttributeError):
-        return set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-    return set()
-
-
-def _config(file: Path | None) -> tuple[Mapping[str, Any] | None, str | None]:
-    try:
-        content = json.loads(file.read_text("utf-8")) if file is not None else None
-    except FileNotFoundError:
-        return None, None
-    except OSError as error:
-        return None, f"{file}: {error.strerror or error}"
-    except ValueError as error:
-        return None, f"{file} is not JSON: {error}"
-    if content is not None and not isinstance(content, dict):
-        return None, f"{file} is no mapping of keys to values"
-    return content, None
 
 
 def _ask(hub_id: str, environ: Mapping[str, str]) -> tuple[Hub, Mapping[str, Any] | None]:

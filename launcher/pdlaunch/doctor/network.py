@@ -32,7 +32,7 @@ def peers(plan: DeploymentPlan, timeout_s: float = CONNECT_TIMEOUT_S) -> tuple[P
 
 
 def tried(host: str, port: int, timeout_s: float) -> str | None:
-    """What connecting ended in: None where something listens, "refused" where nothing does."""
+    """What connecting ended in: None where something accepts, "refused" where nothing does."""
     try:
         with socket.create_connection((host, port), timeout_s):
             return None

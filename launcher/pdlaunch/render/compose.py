@@ -10,7 +10,7 @@ from pdlaunch.errors import UsageError
 from pdlaunch.plan import ContainerPlan, DeploymentPlan, Mount, ProcessPlan
 from pdlaunch.planner import FIXED_PORTS
 from pdlaunch.recipe import LOCAL_HOST, Recipe, RestartSection
-from pdlaunch.recipe_checks import ROLES, is_loopback
+from pdlaunch.recipe_checks import Problem, check, is_loopback
 from pdlaunch.render.documents import Document
 
 
@@ -18,23 +18,35 @@ def with_fixed_ports(recipe: Recipe) -> Recipe:
     """The recipe with a number for every port that it leaves open.
 
     Raises:
-        UsageError: it is not for one host.
+        UsageError: it is not for one host; with all that would be in the way on one.
     """
-    for name in (*ROLES, "router"):
-        host: str = getattr(recipe, name).host
-        if host != LOCAL_HOST and not is_loopback(host):
-            raise UsageError(
-                f"{name} is on {host}, and a Compose file is for one host",
-                where=f"{name}.host",
-                next_step=f"use `pdlaunch render k8s`, or --set {name}.host={LOCAL_HOST}",
-            )
     sections: dict[str, Any] = {}
     for (name, key), port in FIXED_PORTS.items():
         section = sections.get(name, getattr(recipe, name))
         if getattr(section, key) is None:
             section = section.model_copy(update={key: port})
         sections[name] = section
+    here = {name: each.model_copy(update={"host": LOCAL_HOST}) for name, each in sections.items()}
+    hosts = {name: each.host for name, each in sections.items() if not _is_here(each.host)}
+    problems = [
+        *(Problem((name, "host"), f"{host} is a host of its own") for name, host in hosts.items()),
+        *check(recipe.model_copy(update=here), None),
+    ]
+    if problems:
+        rows = [f"  {'.'.join(each.key_path)}: {each.message}" for each in problems]
+        sets = [f"--set {name}.host={LOCAL_HOST}" for name in hosts]
+        raise UsageError(
+            "a Compose file is for one host, and there the recipe does not hold:\n"
+            + "\n".join(rows),
+            where=", ".join(dict.fromkeys(".".join(each.key_path) for each in problems)),
+            next_step="use `pdlaunch render k8s`, or set these keys"
+            + (f": {' '.join(sets)}" if sets else ""),
+        )
     return recipe.model_copy(update=sections)
+
+
+def _is_here(host: str) -> bool:
+    return host == LOCAL_HOST or is_loopback(host)
 
 
 def documents(recipe: Recipe, plan: DeploymentPlan) -> tuple[Document, ...]:

@@ -28,6 +28,8 @@ def commands(plan: DeploymentPlan) -> str:
         else:
             where = f"another host: {_elsewhere(on_host)}"
         lines += ["", f"# --- {host} ({where}) ---"]
+        if container is None and not on_host[0].is_here:
+            lines.append("# The paths are those of this machine; `pdlaunch up` has its own there.")
         for process in on_host:
             lines += ["", *_process(process)]
     return redact("\n".join(lines))

@@ -20,6 +20,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   VLLM_NIXL_SIDE_CHANNEL_PORT=5600 \
   VLLM_NO_USAGE_STATS=1 \
   LD_LIBRARY_PATH="/opt/amazon/efa/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+  PYTHONPATH=/pdlaunch/engine_middleware \
   /cache/engine/bin/vllm serve meta-llama/Llama-3.3-70B-Instruct \
   --served-model-name meta-llama/Llama-3.3-70B-Instruct \
   --host 10.0.0.11 \
@@ -29,7 +30,8 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   --max-model-len 32768 \
   --gpu-memory-utilization 0.9 \
   --kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_producer", "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}}' \
-  --disable-access-log-for-endpoints /health,/metrics
+  --disable-access-log-for-endpoints /health,/metrics \
+  --middleware pdlaunch_drain.Drain
 
 # prefill-1: http://10.0.0.11:8101; side channel 5601; devices 4, 5, 6, 7
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
@@ -49,6 +51,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   VLLM_NIXL_SIDE_CHANNEL_PORT=5601 \
   VLLM_NO_USAGE_STATS=1 \
   LD_LIBRARY_PATH="/opt/amazon/efa/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" \
+  PYTHONPATH=/pdlaunch/engine_middleware \
   /cache/engine/bin/vllm serve meta-llama/Llama-3.3-70B-Instruct \
   --served-model-name meta-llama/Llama-3.3-70B-Instruct \
   --host 10.0.0.11 \
@@ -58,7 +61,8 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   --max-model-len 32768 \
   --gpu-memory-utilization 0.9 \
   --kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_producer", "kv_load_failure_policy": "fail", "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}}' \
-  --disable-access-log-for-endpoints /health,/metrics
+  --disable-access-log-for-endpoints /health,/metrics \
+  --middleware pdlaunch_drain.Drain
 
 # router: http://10.0.0.11:8000; metrics 29000
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_NIXL_SIDE_CHANNEL_SECRET \
@@ -76,6 +80,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_NIXL_SIDE_CHANNEL_SECRET \
   --health-check-interval-secs 1
 
 # --- 10.0.0.12 (another host: `pdlaunch up RECIPE --only decode` there) ---
+# The paths are those of this machine; `pdlaunch up` has its own there.
 
 # decode-0: http://10.0.0.12:8200; side channel 5600; devices 0, 1, 2, 3, 4, 5, 6, 7
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \

@@ -46,6 +46,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_NIXL_SIDE_CHANNEL_SECRET \
   --health-check-interval-secs 1
 
 # --- 10.0.0.12 (another host: `pdlaunch up RECIPE --only decode` there) ---
+# The paths are those of this machine; `pdlaunch up` has its own there.
 
 # decode-0: http://10.0.0.12:8200; side channel 5600; devices 0, 1, 2, 3
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \

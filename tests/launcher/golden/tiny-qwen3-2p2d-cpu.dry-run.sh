@@ -11,6 +11,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
   VLLM_NIXL_SIDE_CHANNEL_PORT=20001 \
   VLLM_NO_USAGE_STATS=1 \
+  PYTHONPATH=/pdlaunch/engine_middleware \
   /cache/engine/bin/vllm serve /cache/models/tiny-qwen3 \
   --served-model-name tiny-qwen3 \
   --host 127.0.0.1 \
@@ -23,7 +24,8 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   --disable-access-log-for-endpoints /health,/metrics \
   --enforce-eager \
   --dtype float32 \
-  --max-num-batched-tokens 256
+  --max-num-batched-tokens 256 \
+  --middleware pdlaunch_drain.Drain
 
 # prefill-1: http://127.0.0.1:20002; side channel 20003; cores 1
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
@@ -34,6 +36,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
   VLLM_NIXL_SIDE_CHANNEL_PORT=20003 \
   VLLM_NO_USAGE_STATS=1 \
+  PYTHONPATH=/pdlaunch/engine_middleware \
   /cache/engine/bin/vllm serve /cache/models/tiny-qwen3 \
   --served-model-name tiny-qwen3 \
   --host 127.0.0.1 \
@@ -46,7 +49,8 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   --disable-access-log-for-endpoints /health,/metrics \
   --enforce-eager \
   --dtype float32 \
-  --max-num-batched-tokens 256
+  --max-num-batched-tokens 256 \
+  --middleware pdlaunch_drain.Drain
 
 # decode-0: http://127.0.0.1:20004; side channel 20005; cores 2
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
@@ -57,6 +61,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
   VLLM_NIXL_SIDE_CHANNEL_PORT=20005 \
   VLLM_NO_USAGE_STATS=1 \
+  PYTHONPATH=/pdlaunch/engine_middleware \
   /cache/engine/bin/vllm serve /cache/models/tiny-qwen3 \
   --served-model-name tiny-qwen3 \
   --host 127.0.0.1 \
@@ -68,7 +73,8 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   --kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "fail"}' \
   --disable-access-log-for-endpoints /health,/metrics \
   --enforce-eager \
-  --dtype float32
+  --dtype float32 \
+  --middleware pdlaunch_drain.Drain
 
 # decode-1: http://127.0.0.1:20006; side channel 20007; cores 3
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
@@ -79,6 +85,7 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1 \
   VLLM_NIXL_SIDE_CHANNEL_PORT=20007 \
   VLLM_NO_USAGE_STATS=1 \
+  PYTHONPATH=/pdlaunch/engine_middleware \
   /cache/engine/bin/vllm serve /cache/models/tiny-qwen3 \
   --served-model-name tiny-qwen3 \
   --host 127.0.0.1 \
@@ -90,7 +97,8 @@ env -u PYTHONHOME -u PYTHONPATH -u VLLM_CPU_KVCACHE_SPACE \
   --kv-transfer-config '{"kv_connector": "NixlPushConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "fail"}' \
   --disable-access-log-for-endpoints /health,/metrics \
   --enforce-eager \
-  --dtype float32
+  --dtype float32 \
+  --middleware pdlaunch_drain.Drain
 
 # router: http://127.0.0.1:20008; metrics 20009
 env -u PYTHONHOME -u PYTHONPATH -u VLLM_NIXL_SIDE_CHANNEL_SECRET \
