@@ -67,7 +67,7 @@ class Record(BaseModel):
     state: State
     supervisor_pid: int
     # A pid alone may be somebody else's by now.
-    supervisor_created_s: float
+    supervisor_born_s: float
     started_unix_s: float
     pids: dict[str, int]
     # Of the last hour, by process.
@@ -85,7 +85,7 @@ class Record(BaseModel):
         """The process that owns the deployment, if it still lives."""
         with suppress(psutil.Error):
             process = psutil.Process(self.supervisor_pid)
-            same = abs(process.create_time() - self.supervisor_created_s) < 1
+            same = abs(leftovers.born_s(process) - self.supervisor_born_s) < 1
             return process if same and leftovers.is_alive(process) else None
         return None
 

@@ -48,6 +48,13 @@ def tagged(launch_id: str, name: str | None = None) -> list[psutil.Process]:
     return found
 
 
+def born_s(process: psutil.Process) -> float:
+    """When a process began, in seconds after boot: no step of the machine's clock changes it."""
+    # In this order: what psutil knows of the boot may be from before a step.
+    booted_s = psutil.boot_time()
+    return process.create_time() - booted_s
+
+
 def launch_of(process: psutil.Process) -> str | None:
     """The launch that a process belongs to, if to any."""
     with suppress(psutil.Error):

@@ -44,6 +44,17 @@ def test_a_record_that_cannot_be_read_hides_no_other_deployment(launcher: Launch
     assert launcher.run("down", "b")[0] == 0
 
 
+def test_a_step_of_the_clock_makes_no_supervisor_a_stranger(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(launcher, "a")
+    booted_s = psutil.boot_time()
+    # What psutil takes the time of a process from.
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted_s + 3600)
+    assert deployments.need("a").condition() == "ready"
+    assert launcher.run("down", "a")[0] == 0
+
+
 def test_down_finds_the_supervisor_of_a_record_that_cannot_be_read(launcher: Launcher) -> None:
     up(launcher, "a")
     damage("a")

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from pdlaunch import deployments
+from pdlaunch import deployments, leftovers
 from pdlaunch.cli import cli
 from pdlaunch.deployments import Record
 from pdlaunch.engine_metrics import Metrics
@@ -230,7 +230,7 @@ def test_a_deployment_that_runs_gives_the_ports_that_it_has(state: Path, tmp_pat
             plan=plan,
             state="ready",
             supervisor_pid=me.pid,
-            supervisor_created_s=me.create_time(),
+            supervisor_born_s=leftovers.born_s(me),
             started_unix_s=0,
             pids={},
             restarts={},
