@@ -636,7 +636,7 @@ def test_a_connection_is_not_taken_for_an_answer(
     assert told and all("accepts TCP connections; who listens was not asked" in e for e in told)
 
 
-def test_router_alone_needs_neither_devices_nor_the_model(
+def test_router_alone_needs_neither_devices_nor_engine_nor_the_model(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient.set("model", "Org/Model")
@@ -645,7 +645,11 @@ def test_router_alone_needs_neither_devices_nor_the_model(
     (patient.folder / "bin/nvidia-smi").unlink()
     for node in (patient.root / "dev/infiniband").iterdir():
         node.unlink()
+    monkeypatch.setattr(engine, "is_ready", lambda _: False)
+    monkeypatch.setattr(upstream, "machine", lambda: "riscv64")
     assert patient.complaints() == {}
+    (found,) = (each for each in patient.examine() if each.check == "engine")
+    assert found.state == "ok" and "none is needed" in found.evidence
 
 
 def test_engine_without_the_drivers_tool_is_not_refused(patient: Patient) -> None:

@@ -33,7 +33,7 @@ def python(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
         _, _, _, tags = parse_wheel_filename(engine.published_wheel)
     if engine.is_ready:
         yield ok("python", seen)
-    elif not {str(tag) for tag in tags} & machine.wheel_tags:
+    elif _builds_engine(facts, deployment) and not {str(tag) for tag in tags} & machine.wheel_tags:
         wheel = engine.published_wheel or f"vLLM's {engine.variant} build: there is none"
         yield error(
             "python",
@@ -56,6 +56,8 @@ def engine(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     found = facts.engine
     if found.is_ready:
         yield ok("engine", f"the {found.variant} engine is in {found.root}")
+    elif not _builds_engine(facts, deployment):
+        yield ok("engine", "none is needed: none of the recipe's engines starts here")
     else:
         yield not_checked(
             "engine",
@@ -70,10 +72,17 @@ def folders(facts: Facts, deployment: Deployment | None) -> Iterator[Finding]:
     for folder in facts.machine.folders:
         if folder.variable == "HF_HOME" and not uses_hub:
             continue
-        yield _folder(facts, folder)
+        builds_here = folder.variable == "XDG_CACHE_HOME" and _builds_engine(facts, deployment)
+        yield _folder(folder, ENGINE_BYTES[facts.engine.variant] if builds_here else 0)
 
 
-def _folder(facts: Facts, folder: Folder) -> Finding:
+def _builds_engine(facts: Facts, deployment: Deployment | None) -> bool:
+    """Whether `up` would build the engine first."""
+    is_needed = deployment is None or bool(deployment.engines_here)
+    return is_needed and not facts.engine.is_ready
+
+
+def _folder(folder: Folder, engine_bytes: int) -> Finding:
     elsewhere = f"point {folder.variable} to a folder on another disk"
     if folder.problem is not None:
         return error(
@@ -84,12 +93,10 @@ def _folder(facts: Facts, folder: Folder) -> Finding:
     if folder.free_bytes is None:
         return not_checked("disk", f"{folder.purpose}: nothing tells the space in {folder.path}")
     seen = f"{folder.purpose}: {size(folder.free_bytes)} free in {folder.path}"
-    builds_here = folder.variable == "XDG_CACHE_HOME" and not facts.engine.is_ready
-    needed = ENGINE_BYTES[facts.engine.variant]
-    if builds_here and folder.free_bytes < needed:
+    if folder.free_bytes < engine_bytes:
         return error(
             "disk",
-            f"{seen}, and building the engine takes {size(needed)}",
+            f"{seen}, and building the engine takes {size(engine_bytes)}",
             f"make room there, or {elsewhere}",
         )
     if folder.free_bytes < LITTLE_SPACE_BYTES:
